@@ -1,0 +1,1 @@
+"""The optimizer library: torch and the standard library only."""

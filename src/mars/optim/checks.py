@@ -1,0 +1,118 @@
+"""What the optimizer refuses: parameters, gradients and checkpoints it could not treat faithfully.
+
+Each check raises before anything has changed, and says what to do instead.
+"""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mars.optim.nonfinite import parameter_name
+from mars.optim.options import SCHEDULED_GAMMA, Group, check_group
+from mars.optim.state import state_dtypes
+
+_DTYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+def check_parameter(param: object, options: Mapping[str, Any]) -> None:
+    """Refuse a parameter that ``options`` cannot be applied to as they say."""
+    if not isinstance(param, Tensor):
+        return  # the base class has the message for that
+    shape = tuple(param.shape)
+    if param.dtype not in _DTYPES:
+        raise ValueError(
+            f"cannot optimize a parameter of dtype {param.dtype} and shape {shape}; "
+            f"supported are {', '.join(str(dtype) for dtype in _DTYPES)}"
+        )
+    if getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False):
+        raise ValueError(
+            f"a parameter of shape {shape} was flattened by FullyShardedDataParallel (FSDP1), so "
+            "its matrices cannot be told apart; use FSDP2 (torch.distributed.fsdp.fully_shard)"
+        )
+    if hasattr(param, "ds_id"):
+        raise ValueError(
+            f"a parameter of shape {shape} is partitioned by DeepSpeed ZeRO-3, so its matrix "
+            "is not here; use FSDP2 (torch.distributed.fsdp.fully_shard)"
+        )
+    if hasattr(param, "device_mesh"):
+        raise ValueError(
+            f"a parameter of shape {shape} is a DTensor, not supported in this version"
+        )
+    if options["role"] == "matrix" and param.ndim < 2:
+        raise ValueError(
+            f"role='matrix' needs two dimensions or more, got a parameter of shape {shape}; "
+            "give it role='vector'"
+        )
+    if param.is_complex() and options["last_grad_dtype"] is not None:
+        raise ValueError(
+            f"last_grad_dtype={options['last_grad_dtype']} cannot hold the gradient of a complex "
+            f"parameter of shape {shape}; leave last_grad_dtype=None in its group"
+        )
+
+
+def check_gradients(groups: list[Group]) -> None:
+    """Refuse sparse gradients, and groups whose matrices were flattened since they were added."""
+    for index, group in enumerate(groups):
+        if group["has_matrices"] and not any(param.ndim >= 2 for param in group["params"]):
+            raise RuntimeError(
+                f"the matrices of parameter group {index} were replaced by flat tensors, as "
+                "DeepSpeed ZeRO and FSDP1 do, so every one would silently become AdamW; use FSDP2 "
+                "(torch.distributed.fsdp.fully_shard)"
+            )
+        for position, param in enumerate(group["params"]):
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"the gradient of {parameter_name(groups, index, position)} is sparse; use "
+                    "dense gradients (nn.Embedding(sparse=False)) or torch.optim.SparseAdam for it"
+                )
+
+
+def check_loaded(
+    loaded: Mapping[str, Any], groups: list[Group], defaults: Mapping[str, Any]
+) -> None:
+    """Refuse a state_dict whose options are illegal or whose state does not fit the parameters."""
+    saved_groups = loaded["param_groups"]
+    if [len(g["params"]) for g in saved_groups] != [len(g["params"]) for g in groups]:
+        return  # the base class has the message for that
+    ids = chain.from_iterable(group["params"] for group in saved_groups)
+    for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
+        options = {**defaults, **{k: v for k, v in group.items() if k == "base_lr"}, **saved}
+        if options["gamma"] == SCHEDULED_GAMMA:
+            if not callable(group["gamma"]):
+                raise ValueError(
+                    f"the state_dict was saved with a callable gamma, but group {index} has "
+                    f"gamma={group['gamma']}; construct the optimizer with that callable first"
+                )
+            options["gamma"] = group["gamma"]
+        check_group(options)
+        for position, param in enumerate(group["params"]):
+            state = loaded["state"].get(next(ids))
+            if state:
+                name = parameter_name(groups, index, position)
+                _check_loaded_state(state, param, options, name=name)
+
+
+def _check_loaded_state(
+    state: Mapping[str, Any], param: Tensor, options: Group, *, name: str
+) -> None:
+    missing = [key for key in ("step", *state_dtypes(param, options)) if key not in state]
+    if missing:
+        raise ValueError(
+            f"the state_dict has no {', '.join(missing)} for {name}; it was saved by another "
+            f"optimizer or with other options (it has {', '.join(state)})"
+        )
+    for key in state_dtypes(param, options):
+        if state[key].shape != param.shape:
+            raise ValueError(
+                f"the state_dict's {key} for {name} has shape {tuple(state[key].shape)}"
+            )

@@ -1,0 +1,269 @@
+"""class MARS: arguments, groups, state and dispatch; the arithmetic is the engine's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
+
+from mars.optim.buckets import Bucket, gather
+from mars.optim.checks import check_gradients, check_loaded, check_parameter
+from mars.optim.description import Description, describe
+from mars.optim.engines import eager
+from mars.optim.nonfinite import all_finite, raise_if_nonfinite
+from mars.optim.options import (
+    EXTRA_DEFAULTS,
+    SCHEDULED_GAMMA,
+    Clip,
+    Gamma,
+    Group,
+    MarsType,
+    Nonfinite,
+    SecondMoment,
+    check_group,
+    check_unknown_keys,
+)
+from mars.optim.state import create_state, restore_state_
+
+
+class MARS(Optimizer):
+    r"""Variance-reduced AdamW, Lion, Shampoo or Muon, in place of ``torch.optim.AdamW``.
+
+    With g the gradient, g_prev that of the previous step and k = gamma * beta1 / (1 - beta1)::
+
+        c  = g + k * (g - g_prev)                   corrected gradient
+        c~ = c / max(1, |c| / max_norm)             clip
+        m  = beta1 * m + (1 - beta1) * c~           exp_avg
+        x  = x - lr * (direction(m) + weight_decay * x)
+
+        mars-adamw      m^ / (sqrt(v^) + eps),  v = beta2 * v + (1 - beta2) * c~^2
+        mars-lion       sign(m)
+        mars-shampoo    NewtonSchulz(m) * sqrt(max(1, rows / cols))
+        mars-m          NewtonSchulz(m) * 0.2 * sqrt(max(rows, cols))
+
+    Every argument but ``params`` is an entry of each parameter group: it can be set per group,
+    changed during training, and is saved in the ``state_dict``.
+
+    Args:
+        params: parameters, named parameters or parameter groups; `mars.param_groups` makes groups
+            by role, which the matrix rules (mars-shampoo, mars-m) are best used with.
+        lr: learning rate, a number or a one-element tensor.
+        betas: decay rates of the first and second moment.
+        eps: added to the denominator of AdamW directions.
+        weight_decay: decoupled decay, multiplied by the learning rate.
+        amsgrad: divide by the largest second moment so far (AdamW directions).
+        gamma: strength of the correction in [0, 1], or a callable from the step (the first is 1)
+            to it. A callable is not saved: give it again before ``load_state_dict``.
+        is_approx: use the previous step's gradient as g_prev.
+        mars_type: the direction rule of matrices.
+        optimize_1d: correct vectors too, with ``lr``, ``betas`` and ``weight_decay``. Otherwise
+            vectors take plain AdamW steps with the three ``_1d`` options.
+        lr_1d: learning rate of those AdamW steps. It follows the group's schedule: it is scaled
+            by the current ``lr`` over the ``lr`` the group was made with.
+        betas_1d: decay rates of those AdamW steps.
+        weight_decay_1d: decay of those AdamW steps.
+        clip: limit the norm of c of each tensor ("tensor"), of all together ("global"), or not.
+        max_norm: that limit.
+        second_moment: build v from c~ ("corrected") or from g ("gradient").
+        lean: store no previous gradient, by the identity of docs/algorithm.md; needs ``clip=None``
+            and ``second_moment="gradient"``.
+        last_grad_dtype: dtype of the stored previous gradient; None is that of the moments.
+        nonfinite: a NaN or infinite gradient takes its course ("propagate"), has the whole step
+            left out and counted in ``skipped_steps`` ("skip"), or raises ("raise").
+        maximize: ascend instead of descend.
+        foreach: False works on one tensor at a time.
+        fused: no fused kernel in this version.
+        capturable: keep step counts on the device, for CUDA graphs.
+        differentiable: let autograd differentiate through the step.
+
+    A group may also hold ``role`` ("matrix", "embedding", "head" or "vector", see
+    `mars.param_groups`) and ``orthogonalize_dtype``, the dtype of Newton-Schulz products (None:
+    bfloat16 where the hardware is fast at it, else float32).
+
+    Deviations:
+        From the paper: the first step has g_prev = 0, so c_1 = (1 + k) g_1, as in the authors'
+        code. From the authors' code: tensors with more than two dimensions are matrices too,
+        flattened to (rows, everything else), instead of falling back to AdamW; the previous
+        gradient is a copy. ``docs/algorithm.md`` has the full table.
+
+    Example:
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = MARS(model.parameters(), lr=3e-3)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 3e-3,
+        betas: tuple[float, float] = (0.95, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        gamma: Gamma = 0.025,
+        is_approx: bool = True,
+        mars_type: MarsType = "mars-adamw",
+        optimize_1d: bool = False,
+        lr_1d: float | Tensor = 3e-3,
+        betas_1d: tuple[float, float] = (0.9, 0.95),
+        weight_decay_1d: float = 0.1,
+        *,
+        clip: Clip | None = "tensor",
+        max_norm: float = 1.0,
+        second_moment: SecondMoment = "corrected",
+        lean: bool = False,
+        last_grad_dtype: torch.dtype | None = None,
+        nonfinite: Nonfinite = "propagate",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        defaults = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("self", "params", "__class__")
+        }
+        super().__init__(params, {**defaults, **EXTRA_DEFAULTS})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group, its missing options taken from the constructor; refuse an illegal one."""
+        group = dict(param_group)
+        if not isinstance(group["params"], Tensor | set):  # the base class sees to those two
+            group["params"] = list(group["params"])
+        check_unknown_keys(group, known=(*self.defaults, "params", "param_names", "base_lr"))
+        lr = group.get("lr", self.defaults["lr"])
+        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+        options = {**self.defaults, **group}
+        check_group(options)
+        for item in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
+            check_parameter(item[1] if isinstance(item, tuple) else item, options)
+        group.setdefault("skipped_steps", torch.zeros((), dtype=torch.int64))
+        super().add_param_group(group)
+        group["has_matrices"] = any(param.ndim >= 2 for param in group["params"])
+
+    @overload
+    def step(self, closure: None = None, *, bs: object = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float], *, bs: object = None) -> float: ...
+
+    @_use_grad_for_differentiable
+    def step(
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        bs: object = None,  # noqa: ARG002  # part of the authors' call
+    ) -> float | None:
+        """Take one step and return the closure's loss, if one was given.
+
+        ``bs`` is accepted for the authors' published loop and has no effect.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        check_gradients(self.param_groups)
+        raise_if_nonfinite(self.param_groups)
+        self._prepare_state()
+        plan = [(group, gather(group, self.state)) for group in self.param_groups]
+        finite = all_finite(self.param_groups)
+        ready: list[Bucket] = []
+        for group, buckets in plan:
+            keep = finite if group["nonfinite"] == "skip" else True
+            self._count(group, keep)
+            if keep is not False:
+                ready += [replace(bucket, keep=keep) for bucket in buckets]
+        eager.run_(ready)
+        return loss
+
+    def _prepare_state(self) -> None:
+        """Create the state of parameters that have their first gradient."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state.update(create_state(param, group))
+                elif group["differentiable"]:
+                    # The graph of an earlier step must keep the values it was recorded with.
+                    state.update({key: value.clone() for key, value in state.items()})
+
+    def _count(self, group: Group, keep: bool | Tensor) -> None:
+        """Advance the group's step counts, or its count of skipped steps, as ``keep`` says."""
+        if group["nonfinite"] == "skip":
+            skipped = ~keep if isinstance(keep, Tensor) else torch.tensor(not keep)
+            group["skipped_steps"] = group["skipped_steps"].to(skipped.device) + skipped
+        for param in group["params"]:
+            if param.grad is not None:
+                step = self.state[param]["step"]
+                step += keep.to(step.device) if isinstance(keep, Tensor) else keep
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps ``nonfinite="skip"`` has left out; reading it waits for the device."""
+        return max(int(group["skipped_steps"]) for group in self.param_groups)
+
+    def describe(self) -> Description:
+        """Return the routing table: each tensor's role, rule, learning rate, decay, state bytes."""
+        return describe(self.param_groups)
+
+    def update_last_grad(self) -> None:
+        """Do nothing: in approx mode `step` itself keeps the gradient. For the authors' loop."""
+
+    def update_previous_grad(self) -> None:
+        """Do nothing: in approx mode there is no second gradient. For the authors' loop."""
+
+    def state_dict(self) -> StateDict:
+        """Return the state and options; a callable gamma is replaced by a placeholder."""
+        packed = super().state_dict()
+        for group in packed["param_groups"]:
+            if callable(group["gamma"]):
+                group["gamma"] = SCHEDULED_GAMMA
+        return packed
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load state and options; the state keeps its dtype and shares no memory with its source.
+
+        A state_dict that does not fit is refused before anything changes. If it was saved with a
+        callable gamma, the groups' present callables stay.
+        """
+        loaded: StateDict = {}
+        gammas = [group["gamma"] for group in self.param_groups]
+
+        # Other pre-hooks may rewrite the state_dict, so ours runs last; other post-hooks should
+        # see the finished state, so ours runs first.
+        def check(_: Optimizer, given: StateDict) -> None:
+            check_loaded(given, self.param_groups, self.defaults)
+            loaded.update(given)
+
+        def restore(_: Optimizer) -> None:
+            for group, gamma in zip(self.param_groups, gammas, strict=True):
+                if group["gamma"] == SCHEDULED_GAMMA:
+                    group["gamma"] = gamma
+            restore_state_(self.state, loaded, self.param_groups)
+
+        hooks = (
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            group.setdefault("base_lr", group["lr"])
+            group.setdefault("skipped_steps", torch.zeros((), dtype=torch.int64))
+            group.setdefault("has_matrices", any(p.ndim >= 2 for p in group["params"]))

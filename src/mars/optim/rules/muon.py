@@ -1,0 +1,14 @@
+"""MARS-M's direction: Muon's, scaled to the root mean square of an AdamW update."""
+
+from torch import Tensor
+
+from mars.optim.buckets import Tensors
+from mars.optim.orthogonalize import matrix_view, orthogonalize
+from mars.optim.routing import Recipe
+
+
+def muon_direction(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -> list[Tensor]:
+    """Return NewtonSchulz(m) * 0.2 * sqrt(max(rows, cols))."""
+    rows, cols = matrix_view(tensors.exp_avgs[0]).shape
+    scale = 0.2 * max(rows, cols) ** 0.5
+    return orthogonalize(tensors.exp_avgs, scale=scale, dtype=recipe.orthogonalize_dtype)

@@ -1,0 +1,88 @@
+"""What the optimizer remembers of a parameter: which tensors, of which dtype, how many bytes.
+
+Keys follow torch.optim (``step``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``); ``last_grad``
+is the previous gradient of the buffered form.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mars.optim.options import Group
+from mars.optim.routing import Route, route
+
+State = dict[str, Any]
+
+_WIDER = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+
+
+def state_dtype(param: Tensor) -> torch.dtype:
+    """Return the dtype of a parameter's moments: never narrower than float32."""
+    return _WIDER.get(param.dtype, param.dtype)
+
+
+def state_dtypes(param: Tensor, group: Group) -> dict[str, torch.dtype]:
+    """Return the tensors a parameter's state holds beside ``step``, by key."""
+    way = route(param, group)
+    wide = state_dtype(param)
+    dtypes = {"exp_avg": wide}
+    if way.rule == "adamw":
+        dtypes["exp_avg_sq"] = wide
+        if group["amsgrad"]:
+            dtypes["max_exp_avg_sq"] = wide
+    if keeps_last_grad(way, group):
+        dtypes["last_grad"] = group["last_grad_dtype"] or wide
+    return dtypes
+
+
+def keeps_last_grad(way: Route, group: Group) -> bool:
+    """Whether the previous gradient has to be stored: corrected, and not by the lean identity."""
+    return way.reduced and not group["lean"]
+
+
+def step_device(param: Tensor, group: Group) -> torch.device:
+    """Return where the step count lives: on the host unless only the device can advance it."""
+    decided_on_device = group["nonfinite"] == "skip" and param.device.type != "cpu"
+    return param.device if group["capturable"] or decided_on_device else torch.device("cpu")
+
+
+def create_state(param: Tensor, group: Group) -> State:
+    """Return a parameter's state at step 0, in the parameter's memory format."""
+    zeros = {
+        key: torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        for key, dtype in state_dtypes(param, group).items()
+    }
+    step = torch.zeros((), dtype=torch.float32, device=step_device(param, group))
+    return {"step": step, **zeros}
+
+
+def state_bytes(param: Tensor, group: Group) -> int:
+    """Return the bytes of a parameter's state, the step count left out."""
+    return sum(dtype.itemsize for dtype in state_dtypes(param, group).values()) * param.numel()
+
+
+def restore_state_(
+    state: MutableMapping[Tensor, State], loaded: Mapping[str, Any], groups: list[Group]
+) -> None:
+    """Replace what ``Optimizer.load_state_dict`` stored by copies that keep their dtype.
+
+    The base class casts state to the parameter's dtype and shares tensors with its source.
+    """
+    ids = chain.from_iterable(group["params"] for group in loaded["param_groups"])
+    for group in groups:
+        for param in group["params"]:
+            saved = loaded["state"].get(next(ids), {})
+            dtypes = state_dtypes(param, group)
+            for key, value in saved.items():
+                if not isinstance(value, Tensor):
+                    continue
+                device = step_device(param, group) if key == "step" else param.device
+                dtype = dtypes.get(key, value.dtype)
+                state[param][key] = value.detach().to(device, dtype, copy=True)
