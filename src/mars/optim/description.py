@@ -43,7 +43,8 @@ class Description:
     def __str__(self) -> str:
         head = tuple(f.name.replace("_", " ") for f in fields(Row))
         body = [tuple(_cell(value) for value in astuple(row)) for row in self.rows]
-        total = f"{len(self.rows)} tensors, {self.state_bytes:,} bytes of state"
+        count = len(self.rows)
+        total = f"{count} tensor{'s' if count != 1 else ''}, {self.state_bytes:,} bytes of state"
         return "\n".join([*_aligned([head, *body]), total])
 
 

@@ -16,6 +16,8 @@ def raise_if_nonfinite(groups: list[Group]) -> None:
     if not params or all(bool(flag) for flag in _finite_by_device(params)):
         return
     for index, group in enumerate(groups):
+        if group["nonfinite"] != "raise":
+            continue
         for position, param in enumerate(group["params"]):
             if param.grad is not None and not param.grad.isfinite().all():
                 raise RuntimeError(

@@ -90,10 +90,11 @@ def _check_not_negative(name: str, value: float | Tensor) -> None:
             raise ValueError(f"{name} as a tensor must have one element, got {value.numel()}")
         if value.device.type != "cpu":
             return  # its value would cost a device synchronisation
+        value = float(value.detach())
     elif isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
-    if not 0 <= float(value) < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, got {float(value)}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and not negative, got {value}")
 
 
 def _check_betas(name: str, betas: object) -> None:

@@ -1,6 +1,7 @@
 """Newton-Schulz: the nearest semi-orthogonal matrix, approximately, by matrix products alone.
 
-Five quintic steps push every singular value of X into about [0.7, 1.2]:
+Five quintic steps push the singular values of X into about [0.7, 1.2], all but those below some
+0.002 of its norm, which end lower:
 
     X <- a X + (b A + c A A) X      A = X X^H
 
@@ -43,19 +44,21 @@ def orthogonalize(
     x = torch.stack([matrix_view(m) for m in matrices])
     tall = x.shape[-2] > x.shape[-1]
     x = x.mH if tall else x
-    norm = torch.linalg.matrix_norm(x, keepdim=True).clamp(min=torch.finfo(first.dtype).tiny)
+    # Below the root of the smallest number, squares underflow and the norm means nothing.
+    smallest = torch.finfo(first.dtype).tiny ** 0.5
+    norm = torch.linalg.matrix_norm(x, keepdim=True).clamp(min=smallest)
     x = x / norm if x.requires_grad else x.div_(norm)
     if first.dtype == torch.float32:
         x = x.to(dtype or default_dtype(first.device))
     for _ in range(STEPS):
         x = _newton_schulz_step(x)
     x = (x.mH if tall else x).to(first.dtype).mul_(scale)
-    return [direction.reshape(first.shape) for direction in x]
+    return [x[i].reshape(first.shape) for i in range(len(matrices))]
 
 
 def matrix_view(tensor: Tensor) -> Tensor:
     """Return a tensor as the matrix (rows, everything else)."""
-    return tensor.reshape(tensor.shape[0], -1)
+    return tensor.flatten(1)
 
 
 def _newton_schulz_step(x: Tensor) -> Tensor:

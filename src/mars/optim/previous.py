@@ -11,7 +11,16 @@ from torch import Tensor
 
 def remember_(last_grads: list[Tensor], grads: list[Tensor]) -> None:
     """Keep a copy of the gradients, in the buffer's dtype, for the next step's correction."""
-    torch._foreach_copy_(last_grads, grads)
+    copy_(last_grads, grads)
+
+
+def copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target, converting dtypes."""
+    if torch.is_grad_enabled():  # autograd does not know _foreach_copy_
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+    else:
+        torch._foreach_copy_(targets, sources)
 
 
 def hand_over_(exp_avgs: list[Tensor], grads: list[Tensor], *, next_gamma: float) -> None:

@@ -5,6 +5,7 @@ MARS-M: arXiv 2510.21800). It never takes a short cut: the previous gradient is 
 norm is always taken of the corrected gradient itself, Newton-Schulz works on one matrix.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -64,7 +65,7 @@ def step(
     previous = previous_gradients or [None] * len(tracks)
     moved = []
     for track, gradient, g_before, s in zip(tracks, gradients, previous, settings, strict=True):
-        if gradient is None:
+        if gradient is None or gradient.numel() == 0:
             continue
         sign = -1 if s.maximize else 1
         g = sign * gradient.detach().double()
@@ -113,18 +114,18 @@ def _direction(track: Track, s: Settings) -> Tensor:
     if s.mars_type == "mars-lion":
         return track.m.sign()
     if track.x.ndim >= 2 and s.mars_type in ("mars-shampoo", "mars-m"):
-        matrix = track.m.reshape(track.m.shape[0], -1)
+        matrix = track.m.flatten(1)
         rows, cols = matrix.shape
         if s.mars_type == "mars-shampoo":
-            orthogonal = newton_schulz(matrix / (1 - beta1)) * max(1.0, rows / cols) ** 0.5
-        else:
-            orthogonal = newton_schulz(matrix) * 0.2 * max(rows, cols) ** 0.5
-        return orthogonal.reshape(track.x.shape)
+            scale = math.sqrt(max(1.0, rows / cols))
+            return (newton_schulz(matrix / (1 - beta1)) * scale).reshape(track.x.shape)
+        scale = 0.2 * math.sqrt(max(rows, cols))
+        return (newton_schulz(matrix) * scale).reshape(track.x.shape)
     v = track.v
     if s.amsgrad:
         v = track.v_max = torch.maximum(track.v_max, track.v)
-    m_hat = track.m / (1 - beta1**track.t)
-    v_hat = v / (1 - beta2**track.t)
+    m_hat = track.m / (1 - math.pow(beta1, track.t))
+    v_hat = v / (1 - math.pow(beta2, track.t))
     return m_hat / (v_hat.sqrt() + s.eps)
 
 
@@ -133,7 +134,7 @@ def newton_schulz(matrix: Tensor) -> Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
-    x = x / max(float(x.norm()), torch.finfo(torch.float64).tiny)
+    x = x / max(float(x.norm()), math.sqrt(torch.finfo(torch.float64).tiny))
     for _ in range(5):
         gram = x @ x.T
         x = a * x + b * gram @ x + c * gram @ gram @ x

@@ -19,7 +19,7 @@ from mars.optim.correction import (
     corrected_gradients,
     norms,
 )
-from mars.optim.previous import hand_over_, remember_
+from mars.optim.previous import copy_, hand_over_, remember_
 from mars.optim.routing import MATRIX_RULES, Recipe
 from mars.optim.rules import RULES
 
@@ -93,7 +93,7 @@ def _move_(
     torch._foreach_mul_(directions, -lr)
     torch._foreach_add_(targets, directions)
     if targets[0] is not params[0]:
-        torch._foreach_copy_(params, targets)
+        copy_(params, targets)
 
 
 def _gradients(tensors: Tensors, *, recipe: Recipe) -> list[Tensor]:

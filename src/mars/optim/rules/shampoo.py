@@ -1,5 +1,7 @@
 """MARS-Shampoo's direction: Shampoo without accumulation is an orthogonalised momentum."""
 
+import math
+
 from torch import Tensor
 
 from mars.optim.buckets import Tensors
@@ -13,5 +15,5 @@ def shampoo_direction(tensors: Tensors, gradients: list[Tensor], recipe: Recipe)
     Newton-Schulz normalises its input, so the division by 1 - beta1 has no effect and is left out.
     """
     rows, cols = matrix_view(tensors.exp_avgs[0]).shape
-    scale = max(1.0, rows / cols) ** 0.5
+    scale = math.sqrt(max(1.0, rows / cols))
     return orthogonalize(tensors.exp_avgs, scale=scale, dtype=recipe.orthogonalize_dtype)
