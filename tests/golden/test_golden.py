@@ -11,13 +11,19 @@ from mars import MARS
 from mars.optim.rules import muon, shampoo
 
 CASES = json.loads((Path(__file__).parent / "official_trajectories.json").read_text())
-APPROX = [case for case in CASES if case["mode"] == "approx"]
-ELEMENTWISE = [c for c in APPROX if c["algorithm"] in ("mars-adamw", "mars-lion")]
-ORTHOGONAL = [c for c in APPROX if c not in ELEMENTWISE]
+EXACT_WAYS = ("closure", "previous_point", "current_first", "protocol")
+# Every case, and every way of running it: approx has one, exact mode has several.
+RUNS = [
+    (case, way)
+    for case in CASES
+    for way in (("approx",) if case["mode"] == "approx" else EXACT_WAYS)
+]
+ELEMENTWISE = [run for run in RUNS if run[0]["algorithm"] in ("mars-adamw", "mars-lion")]
+ORTHOGONAL = [run for run in RUNS if run not in ELEMENTWISE]
 
 
-def name(case: dict) -> str:
-    return case["name"]
+def name(value: object) -> str:
+    return value if isinstance(value, str) else value["name"]
 
 
 def options(case: dict) -> dict:
@@ -39,16 +45,42 @@ def shaped(case: dict, flat: list[list[float]]) -> list[Tensor]:
     return [torch.tensor(x).view(s) for x, s in zip(flat, case["shapes"], strict=True)]
 
 
-def run(case: dict) -> list[list[Tensor]]:
-    """Return the parameters after each step."""
+def run(case: dict, way: str) -> list[list[Tensor]]:
+    """Return the parameters after each step, taken in one of the possible ways."""
     params = [nn.Parameter(x) for x in shaped(case, case["x0"])]
-    optimizer = MARS(params, **options(case))
+    optimizer = MARS(params, is_approx=case["mode"] == "approx", **options(case))
     curvature = shaped(case, case["curvature"])
     trajectory = []
-    for targets in case["targets"]:
-        for p, h, target in zip(params, curvature, shaped(case, targets), strict=True):
+
+    def evaluate(step: int) -> None:
+        targets = shaped(case, case["targets"][step])
+        for p, h, target in zip(params, curvature, targets, strict=True):
             p.grad = h * (p.detach() - target)
-        optimizer.step()
+
+    for step in range(case["steps"]):
+        if way == "approx":
+            evaluate(step)
+            optimizer.step()
+        elif way == "closure":
+            optimizer.step(lambda step=step: evaluate(step))
+        elif way == "previous_point":
+            with optimizer.previous_point():
+                evaluate(step)
+            evaluate(step)
+            optimizer.step()
+        elif way == "current_first":
+            evaluate(step)
+            with optimizer.previous_point():
+                evaluate(step)
+            optimizer.step()
+        elif way == "protocol":
+            if step + 1 < case["steps"]:
+                evaluate(step + 1)
+                optimizer.update_previous_grad()
+                optimizer.zero_grad()
+            evaluate(step)
+            optimizer.step(bs=1)
+            optimizer.update_last_grad()
         trajectory.append([p.detach().clone() for p in params])
     return trajectory
 
@@ -57,28 +89,29 @@ def flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([t.flatten() for t in tensors])
 
 
-def test_every_approx_case_is_covered():
-    assert len(ELEMENTWISE) == 9
-    assert len(ORTHOGONAL) == 7
+def test_every_case_is_covered():
+    assert len(CASES) == 30
+    assert len(ELEMENTWISE) == 9 + 8 * len(EXACT_WAYS)
+    assert len(ORTHOGONAL) == 7 + 6 * len(EXACT_WAYS)
 
 
-@pytest.mark.parametrize("case", ELEMENTWISE, ids=name)
-def test_elementwise_rules_follow_the_authors(case):
-    for ours, theirs in zip(run(case), case["trajectory"], strict=True):
+@pytest.mark.parametrize(("case", "way"), ELEMENTWISE, ids=name)
+def test_elementwise_rules_follow_the_authors(case, way):
+    for ours, theirs in zip(run(case, way), case["trajectory"], strict=True):
         # 1e-6: float32 rounding over eight steps of parameters of order 1.
         assert (flat(ours) - flat(shaped(case, theirs))).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("case", ORTHOGONAL, ids=name)
-def test_matrix_rules_follow_the_authors(case):
+@pytest.mark.parametrize(("case", "way"), ORTHOGONAL, ids=name)
+def test_matrix_rules_follow_the_authors(case, way):
     theirs = flat(shaped(case, case["trajectory"][-1]))
     update = theirs - flat(shaped(case, case["x0"]))
     # 2e-2: theirs ran Newton-Schulz in bfloat16, whose rounding it amplifies.
-    assert (flat(run(case)[-1]) - theirs).norm() <= 2e-2 * update.norm()
+    assert (flat(run(case, way)[-1]) - theirs).norm() <= 2e-2 * update.norm()
 
 
-@pytest.mark.parametrize("case", ORTHOGONAL, ids=name)
-def test_matrix_rules_differ_from_the_authors_by_bfloat16_alone(case, monkeypatch):
+@pytest.mark.parametrize(("case", "way"), ORTHOGONAL, ids=name)
+def test_matrix_rules_differ_from_the_authors_by_bfloat16_alone(case, way, monkeypatch):
     """With Newton-Schulz rounded as theirs, what is left is the rounding of float32."""
     rounded = bf16_of_mars_m if case["algorithm"] != "mars-shampoo" else bf16_of_shampoo
 
@@ -89,7 +122,7 @@ def test_matrix_rules_differ_from_the_authors_by_bfloat16_alone(case, monkeypatc
     monkeypatch.setattr(shampoo, "orthogonalize", orthogonalize)
     monkeypatch.setattr(muon, "orthogonalize", orthogonalize)
     start = flat(shaped(case, case["x0"]))
-    for ours, trajectory in zip(run(case), case["trajectory"], strict=True):
+    for ours, trajectory in zip(run(case, way), case["trajectory"], strict=True):
         theirs = flat(shaped(case, trajectory))
         assert (flat(ours) - theirs).norm() <= 5e-5 * (theirs - start).norm()
 

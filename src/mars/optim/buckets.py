@@ -36,9 +36,17 @@ class Tensors:
         for f in fields(self):
             getattr(self, f.name).extend(getattr(other, f.name))
 
+    def as_real(self) -> "Tensors":
+        """Return the record with complex tensors as real views."""
+        return Tensors(*([_real(t) for t in getattr(self, f.name)] for f in fields(self)))
+
     def written(self) -> list[Tensor]:
         """Return every tensor a step may write: all but the gradients."""
         return [t for f in fields(self) if f.name != "grads" for t in getattr(self, f.name)]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 @dataclass(slots=True)
@@ -56,10 +64,13 @@ class Bucket:
     tensors: Tensors = field(default_factory=Tensors)
 
 
-def gather(group: Group, state: Mapping[Tensor, State]) -> list[Bucket]:
+def gather(
+    group: Group, state: Mapping[Tensor, State], *, evaluated: Mapping[Tensor, Tensor]
+) -> list[Bucket]:
     """Return the buckets of a group's parameters that have a gradient and any elements.
 
-    Nothing is changed; the recipes are those of the step that is about to be counted.
+    ``evaluated`` has exact mode's gradients at the previous point; none there is a zero. Nothing is
+    changed; the recipes are those of the step that is about to be counted.
     """
     params = [p for p in group["params"] if p.grad is not None]
     counts = _next_counts(group, [state[p]["step"] for p in params])
@@ -85,29 +96,19 @@ def gather(group: Group, state: Mapping[Tensor, State]) -> list[Bucket]:
                 batched=group["foreach"] is not False,
                 sliceable=not matrix and not group["differentiable"],
             )
-        buckets[key].tensors.extend(_row(param, state[param], as_real=not matrix))
+        row = _row(param, state[param])
+        if buckets[key].recipe.previous == "evaluated":
+            missing = torch.zeros_like(row.exp_avgs[0]) if param not in evaluated else None
+            row.last_grads = [evaluated[param] if missing is None else missing]
+        buckets[key].tensors.extend(row if matrix else row.as_real())
     return list(buckets.values())
 
 
-def _row(param: Tensor, state: State, *, as_real: bool) -> Tensors:
-    """Return one parameter's tensors, complex ones as real views where the rule wants that."""
-
-    def optional(key: str) -> list[Tensor]:
-        return [_real(state[key]) if as_real else state[key]] if key in state else []
-
+def _row(param: Tensor, state: State) -> Tensors:
+    """Return one parameter's tensors."""
     assert param.grad is not None
-    return Tensors(
-        params=[_real(param) if as_real else param],
-        grads=[_real(param.grad) if as_real else param.grad],
-        exp_avgs=optional("exp_avg"),
-        exp_avg_sqs=optional("exp_avg_sq"),
-        max_exp_avg_sqs=optional("max_exp_avg_sq"),
-        last_grads=optional("last_grad"),
-    )
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "last_grad")
+    return Tensors([param], [param.grad], *([state[k]] if k in state else [] for k in keys))
 
 
 def _host_reads(step: Tensor, group: Group) -> bool:

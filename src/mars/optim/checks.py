@@ -105,13 +105,15 @@ def check_loaded(
 def _check_loaded_state(
     state: Mapping[str, Any], param: Tensor, options: Group, *, name: str
 ) -> None:
-    missing = [key for key in ("step", *state_dtypes(param, options)) if key not in state]
+    # The previous point may be missing: the authors' protocol needs none.
+    needed = [key for key in state_dtypes(param, options) if key != "last_param"]
+    missing = [key for key in ("step", *needed) if key not in state]
     if missing:
         raise ValueError(
             f"the state_dict has no {', '.join(missing)} for {name}; it was saved by another "
             f"optimizer or with other options (it has {', '.join(state)})"
         )
-    for key in state_dtypes(param, options):
+    for key in needed:
         if state[key].shape != param.shape:
             raise ValueError(
                 f"the state_dict's {key} for {name} has shape {tuple(state[key].shape)}"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mars.optim.options import Group
 from mars.optim.routing import learning_rate, route, weight_decay
-from mars.optim.state import state_bytes
+from mars.optim.state import state_bytes, visit_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Description:
     """The routing table of an optimizer; ``str()`` of it is a table, iteration gives its rows."""
 
     rows: tuple[Row, ...]
+    visit_bytes: int = 0
+    """What an exact step holds beside the state: the gradients at the previous point."""
 
     @property
     def state_bytes(self) -> int:
@@ -45,6 +47,8 @@ class Description:
         body = [tuple(_cell(value) for value in astuple(row)) for row in self.rows]
         count = len(self.rows)
         total = f"{count} tensor{'s' if count != 1 else ''}, {self.state_bytes:,} bytes of state"
+        if self.visit_bytes:
+            total += f", {self.visit_bytes:,} more during a step (gradients at the previous point)"
         return "\n".join([*_aligned([head, *body]), total])
 
 
@@ -55,7 +59,8 @@ def describe(groups: list[Group]) -> Description:
             _row(groups, index, position, param)
             for index, group in enumerate(groups)
             for position, param in enumerate(group["params"])
-        )
+        ),
+        sum(visit_bytes(param, group) for group in groups for param in group["params"]),
     )
 
 

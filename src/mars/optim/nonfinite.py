@@ -4,37 +4,42 @@
 decision is a flag on the device, so that nothing waits for it.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from mars.optim.options import Group, Nonfinite
 
 
-def raise_if_nonfinite(groups: list[Group]) -> None:
-    """Raise for the first non-finite gradient of the groups that ask for it, naming it."""
-    params = _graded(groups, policy="raise")
-    if not params or all(bool(flag) for flag in _finite_by_device(params)):
+def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> None:
+    """Raise for the first non-finite gradient of the groups that ask for it, naming it.
+
+    ``evaluated`` has exact mode's gradients at the previous point, which count too.
+    """
+    grads = _gradients(groups, evaluated, policy="raise")
+    if all(bool(flag) for flag in _finite_by_device(grads)):
         return
     for index, group in enumerate(groups):
         if group["nonfinite"] != "raise":
             continue
         for position, param in enumerate(group["params"]):
-            if param.grad is not None and not param.grad.isfinite().all():
+            grads = _gradients([{**group, "params": [param]}], evaluated, policy="raise")
+            if not all(grad.isfinite().all() for grad in grads):
                 raise RuntimeError(
                     f"non-finite gradient in {parameter_name(groups, index, position)}; nothing "
                     "was changed (nonfinite='skip' would leave such a step out)"
                 )
 
 
-def all_finite(groups: list[Group]) -> bool | Tensor:
+def all_finite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> bool | Tensor:
     """Return whether every gradient of the groups that skip is finite.
 
     The answer is a flag on the device unless the host has it at no cost.
     """
-    params = _graded(groups, policy="skip")
-    if not params:
+    flags = _finite_by_device(_gradients(groups, evaluated, policy="skip"))
+    if not flags:
         return True
-    flags = _finite_by_device(params)
     flag = torch.stack([flag.to(flags[0].device) for flag in flags]).all()
     capturable = any(group["capturable"] for group in groups)
     return bool(flag) if flag.device.type == "cpu" and not capturable else flag
@@ -48,22 +53,34 @@ def parameter_name(groups: list[Group], index: int, position: int) -> str:
     return f"parameter {which} of shape {tuple(group['params'][position].shape)}"
 
 
-def _graded(groups: list[Group], *, policy: Nonfinite) -> list[Tensor]:
-    return [
-        param
-        for group in groups
-        if group["nonfinite"] == policy
-        for param in group["params"]
-        if param.grad is not None and param.numel() > 0
-    ]
+@torch.no_grad()
+def heal_(evaluated: Mapping[Tensor, Tensor]) -> None:
+    """Replace a non-finite gradient at the previous point by the present one: no correction then.
+
+    Under a GradScaler either evaluation may overflow. The scaler sees to the present gradient.
+    """
+    for param, previous in evaluated.items():
+        if param.grad is not None and previous.numel() > 0:
+            finite = torch.linalg.vector_norm(previous, float("inf")).isfinite()
+            if finite.device.type != "cpu" or not finite:
+                previous.copy_(torch.where(finite, previous, param.grad))
 
 
-def _finite_by_device(params: list[Tensor]) -> list[Tensor]:
+def _gradients(
+    groups: list[Group], evaluated: Mapping[Tensor, Tensor], *, policy: Nonfinite
+) -> list[Tensor]:
+    """Return the gradients, at both points, of the groups with a policy."""
+    params = [p for group in groups if group["nonfinite"] == policy for p in group["params"]]
+    graded = [p for p in params if p.grad is not None and p.numel() > 0]
+    present = [p.grad for p in graded if p.grad is not None]
+    return present + [evaluated[p] for p in graded if p in evaluated]
+
+
+def _finite_by_device(every: list[Tensor]) -> list[Tensor]:
     """Return a flag per device: the largest magnitudes, hence all entries, are finite."""
     by_device: dict[torch.device, list[Tensor]] = {}
-    for param in params:
-        if param.grad is not None:
-            by_device.setdefault(param.device, []).append(param.grad)
+    for grad in every:
+        by_device.setdefault(grad.device, []).append(grad)
     return [
         torch.stack([peak.isfinite() for peak in torch._foreach_norm(grads, float("inf"))]).all()
         for grads in by_device.values()

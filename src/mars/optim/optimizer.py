@@ -1,11 +1,12 @@
 """class MARS: arguments, groups, state and dispatch; the arithmetic is the engine's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
 
@@ -13,6 +14,13 @@ from mars.optim.buckets import Bucket, gather
 from mars.optim.checks import check_gradients, check_loaded, check_parameter
 from mars.optim.description import Description, describe
 from mars.optim.engines import eager
+from mars.optim.exact import (
+    ExactMode,
+    PreviousEvaluation,
+    gradient_copies,
+    keep_points_,
+    looks_ahead,
+)
 from mars.optim.nonfinite import all_finite, raise_if_nonfinite
 from mars.optim.options import (
     EXTRA_DEFAULTS,
@@ -57,7 +65,8 @@ class MARS(Optimizer):
         amsgrad: divide by the largest second moment so far (AdamW directions).
         gamma: strength of the correction in [0, 1], or a callable from the step (the first is 1)
             to it. A callable is not saved: give it again before ``load_state_dict``.
-        is_approx: use the previous step's gradient as g_prev.
+        is_approx: g_prev is the gradient of the previous step. False is exact mode: g_prev is the
+            gradient of this step's sample at the previous point, see `step` and `previous_point`.
         mars_type: the direction rule of matrices.
         optimize_1d: correct vectors too, with ``lr``, ``betas`` and ``weight_decay``. Otherwise
             vectors take plain AdamW steps with the three ``_1d`` options.
@@ -130,6 +139,7 @@ class MARS(Optimizer):
             if name not in ("self", "params", "__class__")
         }
         super().__init__(params, {**defaults, **EXTRA_DEFAULTS})
+        self._exact = ExactMode()
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, its missing options taken from the constructor; refuse an illegal one."""
@@ -141,6 +151,8 @@ class MARS(Optimizer):
         group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
         options = {**self.defaults, **group}
         check_group(options)
+        if any(other["is_approx"] != options["is_approx"] for other in self.param_groups):
+            raise ValueError("is_approx must be the same in every group: a point is one of all")
         for item in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
             check_parameter(item[1] if isinstance(item, tuple) else item, options)
         group.setdefault("skipped_steps", torch.zeros((), dtype=torch.int64))
@@ -160,27 +172,40 @@ class MARS(Optimizer):
         *,
         bs: object = None,  # noqa: ARG002  # part of the authors' call
     ) -> float | None:
-        """Take one step and return the closure's loss, if one was given.
+        """Take one step and return the closure's loss at the present point, if one was given.
+
+        A closure clears gradients, computes the loss, calls ``backward`` and returns the loss. In
+        exact mode it is evaluated at the previous point and at the present one, with the same
+        random numbers; if it raises, parameters, state and random state are as before the call.
 
         ``bs`` is accepted for the authors' published loop and has no effect.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                loss = self._evaluate(closure)
         check_gradients(self.param_groups)
-        raise_if_nonfinite(self.param_groups)
+        evaluated = {} if self._is_approx else self._exact.previous_gradients(self.state)
+        raise_if_nonfinite(self.param_groups, evaluated)
         self._prepare_state()
-        plan = [(group, gather(group, self.state)) for group in self.param_groups]
-        finite = all_finite(self.param_groups)
+        plan = [(g, gather(g, self.state, evaluated=evaluated)) for g in self.param_groups]
+        finite = all_finite(self.param_groups, evaluated)
         ready: list[Bucket] = []
         for group, buckets in plan:
             keep = finite if group["nonfinite"] == "skip" else True
             self._count(group, keep)
             if keep is not False:
+                keep_points_(group["params"], self.state, keep=keep)
                 ready += [replace(bucket, keep=keep) for bucket in buckets]
         eager.run_(ready)
+        if not self._is_approx:
+            self._exact.finish(self.param_groups, self.state)
         return loss
+
+    def _evaluate(self, closure: Callable[[], float]) -> float:
+        if self._is_approx:
+            return closure()
+        return self._exact.evaluate(closure, self.param_groups, self.state)
 
     def _prepare_state(self) -> None:
         """Create the state of parameters that have their first gradient."""
@@ -189,8 +214,8 @@ class MARS(Optimizer):
                 if param.grad is None:
                     continue
                 state = self.state[param]
-                if not state:
-                    state.update(create_state(param, group))
+                if "step" not in state:
+                    state.update(create_state(param, group, keep_point=not looks_ahead(self.state)))
                 elif group["differentiable"]:
                     # The graph of an earlier step must keep the values it was recorded with.
                     state.update({key: value.clone() for key, value in state.items()})
@@ -214,11 +239,55 @@ class MARS(Optimizer):
         """Return the routing table: each tensor's role, rule, learning rate, decay, state bytes."""
         return describe(self.param_groups)
 
-    def update_last_grad(self) -> None:
-        """Do nothing: in approx mode `step` itself keeps the gradient. For the authors' loop."""
+    def track_buffers(self, *modules: nn.Module) -> None:
+        """Let buffers such as BatchNorm statistics advance once an exact step, not twice.
+
+        What is handed over is not part of the ``state_dict``: do it again after a restart.
+        """
+        self._exact.modules = modules
+
+    @contextmanager
+    def previous_point(self) -> Iterator[PreviousEvaluation]:
+        """Put the parameters at x_{t-1}; the gradients left by the block become g_prev.
+
+        For hand-written loops in exact mode. Evaluate this step's sample inside the block, then
+        outside it, then call `step`. Random states, tracked buffers and ``p.grad`` come back as
+        they were, so both evaluations see the same dropout. At the first step there is no previous
+        point: the block runs where the model is, and its gradients are dropped.
+
+        Yields what to give ``GradScaler.unscale_`` inside the block in place of the optimizer.
+        """
+        if self._is_approx:
+            raise RuntimeError(
+                "previous_point() belongs to exact mode; construct with is_approx=False"
+            )
+        with self._exact.previous_point(self.param_groups, self.state) as evaluation:
+            yield evaluation
+
+    @property
+    def unscale_target(self) -> "PreviousEvaluation | MARS":
+        """What a closure of exact mode gives to ``GradScaler.unscale_``, in either evaluation."""
+        return self._exact.evaluation or self
 
     def update_previous_grad(self) -> None:
-        """Do nothing: in approx mode there is no second gradient. For the authors' loop."""
+        """Keep the gradient of the next sample at this point: the authors' look-ahead protocol.
+
+        Call it before `step`, and `update_last_grad` after it. In approx mode it does nothing.
+        """
+        if not self._is_approx:
+            for param, grad in gradient_copies(self.param_groups).items():
+                self.state[param]["previous_grad"] = grad
+
+    def update_last_grad(self) -> None:
+        """Make what `update_previous_grad` kept the next step's g_prev; nothing in approx mode."""
+        for state in self.state.values():
+            if "previous_grad" in state:
+                state["last_grad"] = state.pop("previous_grad")
+
+    @property
+    def _is_approx(self) -> bool:
+        approx: bool = self.param_groups[0]["is_approx"]
+        return approx
 
     def state_dict(self) -> StateDict:
         """Return the state and options; a callable gamma is replaced by a placeholder."""
@@ -261,6 +330,8 @@ class MARS(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if "_exact" not in self.__dict__:  # made by a copy, not by the constructor
+            self._exact = ExactMode()
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

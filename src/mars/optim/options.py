@@ -123,13 +123,20 @@ def _check_combinations(group: Mapping[str, Any]) -> None:
         raise ValueError(
             "capturable=True cannot call gamma from a captured graph; give gamma as a number"
         )
-    if not group["is_approx"]:
-        raise ValueError("is_approx=False (exact mode) is not part of this version")
+    if group["differentiable"] and not group["is_approx"]:
+        raise ValueError(
+            "differentiable=True needs is_approx=True: autograd cannot follow a visit to the "
+            "previous point"
+        )
     if group["lean"]:
         _check_lean(group)
 
 
 def _check_lean(group: Mapping[str, Any]) -> None:
+    if not group["is_approx"]:
+        raise ValueError(
+            "lean=True needs is_approx=True: exact mode evaluates the previous gradient"
+        )
     if group["clip"] is not None:
         raise ValueError(
             f"lean=True needs clip=None, got clip={group['clip']!r}: the clip needs the corrected "

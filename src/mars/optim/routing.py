@@ -14,6 +14,9 @@ from torch import Tensor
 from mars.optim.options import Clip, Group, Role, SecondMoment, check_gamma
 
 Rule = Literal["adamw", "lion", "shampoo", "muon"]
+# Where g_prev comes from: kept from the last step, evaluated for this one, or folded into the
+# momentum by the lean identity.
+Previous = Literal["stored", "evaluated", "folded"]
 
 _RULE_OF_TYPE: dict[str, Rule] = {
     "mars-adamw": "adamw",
@@ -49,7 +52,7 @@ class Recipe:
     """
 
     rule: Rule
-    lean: bool
+    previous: Previous
     lr: float | Tensor
     beta1: float
     beta2: float
@@ -86,6 +89,13 @@ def route(param: Tensor, group: Group) -> Route:
     return Route(role, "adamw", reduced=False)
 
 
+def previous_of(way: Route, group: Group) -> Previous:
+    """Return where a route's previous gradient comes from; plain AdamW is lean with gamma = 0."""
+    if group["lean"] or not way.reduced:
+        return "folded"
+    return "stored" if group["is_approx"] else "evaluated"
+
+
 def learning_rate(way: Route, group: Group) -> float | Tensor:
     """Return the learning rate of a route: lr, or lr_1d following the group's schedule."""
     lr: float | Tensor = group["lr"]
@@ -119,11 +129,11 @@ def recipe(
     on the host, for a gamma schedule.
     """
     beta1, beta2 = group["betas" if way.reduced else "betas_1d"]
-    lean = group["lean"] or not way.reduced
+    previous = previous_of(way, group)
     gamma = gamma_at(group, count) if way.reduced else 0.0
     return Recipe(
         rule=way.rule,
-        lean=lean,
+        previous=previous,
         lr=lr,
         beta1=beta1,
         beta2=beta2,
@@ -131,7 +141,7 @@ def recipe(
         weight_decay=weight_decay(way, group),
         gamma=gamma,
         # Only the lean form looks ahead, and only a schedule has a different value there.
-        next_gamma=gamma_at(group, count + 1) if lean and way.reduced else gamma,
+        next_gamma=gamma_at(group, count + 1) if previous == "folded" and way.reduced else gamma,
         clip=group["clip"] if way.reduced else None,
         max_norm=group["max_norm"],
         second_moment=group["second_moment"] if way.reduced else "gradient",

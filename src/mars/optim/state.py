@@ -1,7 +1,7 @@
 """What the optimizer remembers of a parameter: which tensors, of which dtype, how many bytes.
 
 Keys follow torch.optim (``step``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``); ``last_grad``
-is the previous gradient of the buffered form.
+is the previous gradient of the buffered form, ``last_param`` the previous point of exact mode.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mars.optim.options import Group
-from mars.optim.routing import Route, route
+from mars.optim.routing import previous_of, route
 
 State = dict[str, Any]
 
@@ -37,14 +37,11 @@ def state_dtypes(param: Tensor, group: Group) -> dict[str, torch.dtype]:
         dtypes["exp_avg_sq"] = wide
         if group["amsgrad"]:
             dtypes["max_exp_avg_sq"] = wide
-    if keeps_last_grad(way, group):
+    if previous_of(way, group) == "stored":
         dtypes["last_grad"] = group["last_grad_dtype"] or wide
+    if not group["is_approx"]:
+        dtypes["last_param"] = param.dtype  # whatever the rule, the whole previous point is needed
     return dtypes
-
-
-def keeps_last_grad(way: Route, group: Group) -> bool:
-    """Whether the previous gradient has to be stored: corrected, and not by the lean identity."""
-    return way.reduced and not group["lean"]
 
 
 def step_device(param: Tensor, group: Group) -> torch.device:
@@ -53,14 +50,25 @@ def step_device(param: Tensor, group: Group) -> torch.device:
     return param.device if group["capturable"] or decided_on_device else torch.device("cpu")
 
 
-def create_state(param: Tensor, group: Group) -> State:
-    """Return a parameter's state at step 0, in the parameter's memory format."""
+def create_state(param: Tensor, group: Group, *, keep_point: bool) -> State:
+    """Return a parameter's state at step 0, in the parameter's memory format.
+
+    ``keep_point`` says whether exact mode will visit the previous point.
+    """
     zeros = {
         key: torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
         for key, dtype in state_dtypes(param, group).items()
+        if keep_point or key != "last_param"
     }
     step = torch.zeros((), dtype=torch.float32, device=step_device(param, group))
     return {"step": step, **zeros}
+
+
+def visit_bytes(param: Tensor, group: Group) -> int:
+    """Return the bytes an exact step holds of a parameter's gradient at the previous point."""
+    if previous_of(route(param, group), group) != "evaluated":
+        return 0
+    return (group["last_grad_dtype"] or param.dtype).itemsize * param.numel()
 
 
 def state_bytes(param: Tensor, group: Group) -> int:

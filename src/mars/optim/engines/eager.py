@@ -57,14 +57,14 @@ def _update_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe) -> None:
     grads = _gradients(tensors, recipe=recipe)
     squared = _momentum_(tensors, grads, scales, recipe=recipe)
     moments = tensors
-    if recipe.lean and torch.is_grad_enabled():
+    if recipe.previous == "folded" and torch.is_grad_enabled():
         # Autograd keeps the m_t that the rule reads, and hand_over_ is about to overwrite m_t.
         moments = replace(tensors, exp_avgs=[m.clone() for m in tensors.exp_avgs])
     directions = RULES[recipe.rule](moments, squared, recipe)
     _move_(tensors.params, directions, lr=recipe.lr, weight_decay=recipe.weight_decay)
-    if recipe.lean:
+    if recipe.previous == "folded":
         hand_over_(tensors.exp_avgs, grads, next_gamma=recipe.next_gamma)
-    else:
+    elif recipe.previous == "stored":
         remember_(tensors.last_grads, grads)
 
 
@@ -72,7 +72,7 @@ def _momentum_(
     tensors: Tensors, grads: list[Tensor], scales: list[Tensor], *, recipe: Recipe
 ) -> list[Tensor]:
     """Turn ``exp_avgs`` into m_t and return what the second moment is built from."""
-    if recipe.lean:
+    if recipe.previous == "folded":
         accumulate_lean_(tensors.exp_avgs, grads, beta1=recipe.beta1, gamma=recipe.gamma)
         return grads
     corrected = _corrected(tensors, grads, recipe=recipe)
