@@ -63,10 +63,18 @@ def test_a_head_tied_to_an_embedding_is_an_embedding():
     [
         (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), ["2.weight"]),
         (nn.ModuleDict({"conv": nn.Conv2d(3, 4, 3), "fc": nn.Linear(4, 2)}), ["fc.weight"]),
+        (
+            nn.ModuleDict({"classifier": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))}),
+            ["classifier.1.weight"],
+        ),
+        (
+            nn.Sequential(nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(4, 4)])}), Decoder()),
+            ["1.lm_head.weight"],
+        ),
         (nn.Linear(4, 4), None),
         (nn.TransformerEncoderLayer(8, 2), None),
     ],
-    ids=["mlp", "classifier", "one layer", "no head"],
+    ids=["mlp", "classifier", "deep classifier", "attention heads", "one layer", "no head"],
 )
 def test_heads_are_found(model, head):
     assert names(mars.param_groups(model)).get("head") == head

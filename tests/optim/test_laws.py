@@ -1,5 +1,8 @@
 """Laws of the algorithm: what it reduces to, and what must not change its result."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -163,16 +166,18 @@ def test_complex_parameters_are_pairs_of_reals(mars_type):
     assert ours.state[pairs]["exp_avg"].dtype == torch.complex128
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (6, 2, 2)])
 @pytest.mark.parametrize("mars_type", ["mars-shampoo", "mars-m"])
-def test_complex_matrices_are_orthogonalised_as_complex_matrices(mars_type):
+def test_complex_matrices_are_orthogonalised_as_complex_matrices(mars_type, shape):
     generator = torch.Generator().manual_seed(0)
-    grad = torch.randn(4, 6, generator=generator, dtype=torch.complex128)
-    param = nn.Parameter(torch.zeros(4, 6, dtype=torch.complex128))
+    grad = torch.randn(shape, generator=generator, dtype=torch.complex128)
+    param = nn.Parameter(torch.zeros(shape, dtype=torch.complex128))
     param.grad = grad
     MARS([param], lr=1.0, mars_type=mars_type).step()
-    scale = {"mars-shampoo": 1.0, "mars-m": 0.2 * 6**0.5}[mars_type]
-    left, _, right = torch.linalg.svd(grad, full_matrices=False)
-    inside = left.mH @ (-param.detach() / scale) @ right.mH
+    rows, cols = grad.flatten(1).shape
+    scale = {"mars-shampoo": max(1, rows / cols) ** 0.5, "mars-m": 0.2 * 6**0.5}[mars_type]
+    left, _, right = torch.linalg.svd(grad.flatten(1), full_matrices=False)
+    inside = left.mH @ (-param.detach().flatten(1) / scale) @ right.mH
     # The update shares the gradient's singular vectors, with singular values of about one.
     assert (inside - torch.diag(inside.diagonal())).abs().max() < 1e-10
     assert ((inside.diagonal().real > 0.6) & (inside.diagonal().real < 1.3)).all()
@@ -188,17 +193,34 @@ def test_bf16_last_grad_stays_close_to_the_full_buffer():
     assert 0 < (exact[0] - rounded[0]).norm() < 1e-2 * moved
 
 
-@pytest.mark.parametrize("kind", ["float", "tensor"])
-def test_a_tensor_learning_rate_equals_the_number(kind):
-    number, _ = trained(lr=0.01, lr_1d=0.004)
-    lr = torch.tensor(0.01, dtype=torch.float64) if kind == "tensor" else 0.01
-    tensor, optimizer = trained(lr=lr, lr_1d=0.004)
-    assert_equal(number, tensor)
-    if kind == "tensor":
-        lr.fill_(0.0)  # a tensor in the group is read at every step; ours is the caller's own
-        before = [p.detach().clone() for p in tensor]
-        train(optimizer, tensor, 1)
-        assert_equal(tensor, before)
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_tensor_learning_rate_equals_the_number(shape, capturable):
+    number, _ = trained(lr=0.01, lr_1d=0.004, capturable=capturable)
+    lr = torch.full(shape, 0.01, dtype=torch.float64)
+    tensor, optimizer = trained(lr=lr, lr_1d=0.004, capturable=capturable)
+    assert_close(number, tensor, 1e-7)  # one float32 rounding apart
+    lr.fill_(0.0)  # the caller's tensor is read at every step
+    before = [p.detach().clone() for p in tensor]
+    train(optimizer, tensor, 1)
+    assert_equal(tensor, before)
+
+
+def test_a_numpy_learning_rate_is_a_number():
+    assert_equal(trained(lr=np.float32(0.25))[0], trained(lr=0.25)[0])
+
+
+def test_the_derivative_by_the_learning_rate_reaches_plain_vectors():
+    lr = torch.tensor(0.1, requires_grad=True)
+    (start,) = parameters((3,))
+    param = start * 1.0
+    optimizer = MARS([param], lr=lr, lr_1d=0.1, weight_decay_1d=0.0, differentiable=True)
+    param.grad = torch.ones(3)
+    optimizer.step()
+    # At the first step AdamW moves by lr times the sign of the gradient.
+    (slope,) = torch.autograd.grad(param.sum(), lr)
+    assert slope.item() == pytest.approx(-3.0, rel=1e-5)
+    copy.deepcopy(optimizer.param_groups[0]["base_lr"])
 
 
 @pytest.mark.parametrize("mars_type", TYPES)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mars import MARS
-from problems import LEAN, assert_equal, parameters, trained
+from problems import LEAN, assert_equal, parameters, train, trained
 
 SIGNATURE = """
 params, lr=0.003, betas=(0.95, 0.99), eps=1e-08, weight_decay=0.0, amsgrad=False, gamma=0.025,
@@ -46,9 +46,13 @@ def test_the_signature_is_the_promised_one():
         ({"clip": 1.0}, r"unknown clip 1.0"),
         ({"second_moment": "raw"}, r"unknown second_moment 'raw'"),
         ({"nonfinite": "ignore"}, r"unknown nonfinite 'ignore'"),
-        ({"max_norm": 0.0}, r"max_norm must be positive, got 0.0; clip=None turns"),
-        ({"last_grad_dtype": torch.int8}, r"last_grad_dtype must be a floating point"),
-        ({"last_grad_dtype": "bfloat16"}, r"last_grad_dtype must be a floating point"),
+        ({"max_norm": 0.0}, r"max_norm must be positive, got 0; clip=None turns"),
+        ({"last_grad_dtype": torch.float16}, r"last_grad_dtype must be None or one of torch.bfl"),
+        ({"max_norm": float("inf")}, r"max_norm must be finite.*clip=None turns"),
+        ({"max_norm": "1"}, r"max_norm must be a number, got '1'"),
+        ({"amsgrad": "no"}, r"amsgrad must be True or False, got 'no'"),
+        ({"foreach": "yes"}, r"foreach must be True, False or None"),
+        ({"last_grad_dtype": "bfloat16"}, r"last_grad_dtype must be None or one of"),
         ({"lean": True}, r"lean=True needs clip=None, got clip='tensor'"),
         ({"lean": True, "clip": None}, r"lean=True needs second_moment='gradient'"),
         ({**LEAN, "last_grad_dtype": torch.bfloat16}, r"leave last_grad_dtype=None"),
@@ -146,3 +150,62 @@ def test_a_gamma_schedule_is_called_with_the_step_from_one():
         params[0].grad = torch.ones(3, 2)
         optimizer.step()
     assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"amsgrad": True},
+        {"optimize_1d": True},
+        {"mars_type": "mars-lion"},
+        {"lean": True, "clip": None, "second_moment": "gradient"},
+        {"is_approx": False},
+        {"betas": (1.0, 0.9)},
+        {"clip": "tensrs"},
+        {"lr": -1.0},
+    ],
+    ids=str,
+)
+def test_an_assigned_option_that_cannot_be_honoured_is_refused_before_anything_changes(change):
+    first, second = parameters((3, 2), (2,)), parameters((3, 2), (2,), seed=4)
+    optimizer = MARS([{"params": first}, {"params": second}])
+    train(optimizer, first + second, 2)
+    tensors = [*first, *second]
+    tensors += [value for state in optimizer.state.values() for value in state.values()]
+    before = [t.detach().clone() for t in tensors]
+    optimizer.param_groups[1].update(change)
+    with pytest.raises((ValueError, TypeError)):
+        optimizer.step()
+    assert_equal([t.detach() for t in tensors], before)
+
+
+def test_groups_that_share_a_norm_share_a_policy():
+    first, second = parameters((3, 2), (3, 2))
+    with pytest.raises(ValueError, match="nonfinite must be the same"):
+        MARS([{"params": [first]}, {"params": [second], "nonfinite": "skip"}], clip="global")
+
+
+def test_differentiable_is_set_for_all_groups():
+    first, second = parameters((3, 2), (3, 2))
+    with pytest.raises(ValueError, match="differentiable is set for all groups"):
+        MARS([{"params": [first]}, {"params": [second], "differentiable": True}])
+
+
+def test_a_group_must_be_a_dict():
+    _, optimizer = trained(1)
+    with pytest.raises(TypeError, match="must be a dict, got list"):
+        optimizer.add_param_group(parameters((2, 2)))
+
+
+def test_lazy_parameters_are_accepted_and_routed_when_they_have_a_shape():
+    layer = nn.LazyLinear(3)
+    optimizer = MARS(layer.parameters())
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert {row.rule for row in optimizer.describe()} == {"mars-adamw", "adamw"}
+
+
+def test_a_lazy_conjugate_is_refused():
+    param = nn.Parameter(torch.ones(2, 2, dtype=torch.complex64).conj())
+    with pytest.raises(ValueError, match="resolve_conj"):
+        MARS([param])

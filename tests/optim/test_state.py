@@ -7,7 +7,11 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 import problems
@@ -115,7 +119,8 @@ def test_a_foreign_state_dict_is_refused_before_anything_changes():
     before = copy.deepcopy(optimizer.state_dict())
     adamw = torch.optim.AdamW(params)
     train(adamw, params, 1)
-    with pytest.raises(ValueError, match=r"no last_grad for parameter 0 of group 0"):
+    message = r"parameter 0 of group 0 .* has step, exp_avg, exp_avg_sq.*ask for.*from_adamw"
+    with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(adamw.state_dict())
     _, other = trained(2, shapes=((5, 4), (4,)))
     with pytest.raises(ValueError, match=r"exp_avg for parameter 0 .* has shape \(5, 4\)"):
@@ -274,3 +279,100 @@ def test_a_grad_scaler_treats_mars_as_it_treats_adamw():
     ours = run(lambda p: MARS(p, lr=0.01))
     assert ours == run(lambda p: torch.optim.AdamW(p, lr=0.01))
     assert ours[1] == [True, True, True, False, True, True]
+
+
+def test_loaded_state_takes_the_parameters_memory_format():
+    plain = nn.Parameter(torch.randn(4, 3, 2, 2))
+    plain.grad = torch.randn_like(plain)
+    optimizer = MARS([plain])
+    optimizer.step()
+    turned = nn.Parameter(plain.detach().contiguous(memory_format=torch.channels_last))
+    fresh = MARS([turned])
+    fresh.load_state_dict(optimizer.state_dict())
+    for key in ("exp_avg", "exp_avg_sq", "last_grad"):
+        assert fresh.state[turned][key].stride() == turned.stride()
+        assert torch.equal(fresh.state[turned][key], optimizer.state[plain][key])
+
+
+def test_a_state_dict_of_plain_numbers_loads():
+    _, optimizer = trained(2)
+    packed = optimizer.state_dict()
+    for state in packed["state"].values():
+        state["step"] = 2
+    for group in packed["param_groups"]:
+        del group["base_lr"]
+    params = parameters((6, 4), (4,))
+    fresh = MARS(params, lr=0.5)
+    fresh.load_state_dict(packed)
+    train(fresh, params, 1)
+    assert fresh.state[params[0]]["step"] == 3
+    assert fresh.param_groups[0]["base_lr"] == 0.5
+
+
+def test_a_constant_gamma_does_not_replace_a_schedule_silently():
+    _, optimizer = trained(1)
+    fresh = MARS(parameters((6, 4), (4,)), gamma=falling_gamma)
+    with pytest.raises(ValueError, match=r"gamma=0.025.*callable"):
+        fresh.load_state_dict(optimizer.state_dict())
+
+
+def test_a_lean_state_does_not_pass_for_a_buffered_one():
+    _, optimizer = trained(2, **LEAN)
+    packed = optimizer.state_dict()
+    packed["param_groups"][0]["lean"] = False
+    with pytest.raises(ValueError, match=r"ask for .*last_grad"):
+        MARS(parameters((6, 4), (4,))).load_state_dict(packed)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("is_approx", [True, False])
+def test_distributed_checkpointing_round_trips(flat, is_approx):
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        return model, MARS(model.parameters(), mars_type="mars-m", is_approx=is_approx)
+
+    def go(model, optimizer, steps):
+        for step in steps:
+
+            def closure(step=step):
+                optimizer.zero_grad()
+                model(torch.full((2, 3), step + 1.0)).square().mean().backward()
+
+            optimizer.step(closure)
+
+    model, optimizer = build()
+    go(model, optimizer, range(3))
+    packed = get_optimizer_state_dict(model, optimizer, options=options)
+    other, fresh = build()
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, fresh, packed, options=options)
+    go(model, optimizer, range(3, 6))
+    go(other, fresh, range(3, 6))
+    assert_equal(list(model.parameters()), list(other.parameters()))
+
+
+def test_a_scheduler_resumes_with_the_optimizer():
+    def build(params):
+        optimizer = MARS(params, lr=0.05, lr_1d=0.02)
+        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+
+    def go(optimizer, scheduler, params, steps, seed):
+        for grads in problems.gradients(params, steps, seed):
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+            optimizer.step()
+            scheduler.step()
+
+    params = parameters((6, 4), (4,))
+    optimizer, scheduler = build(params)
+    go(optimizer, scheduler, params, 4, 1)
+    copies = [nn.Parameter(p.detach().clone()) for p in params]
+    fresh, resumed = build(copies)
+    fresh.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(scheduler.state_dict())
+    go(optimizer, scheduler, params, 4, 2)
+    go(fresh, resumed, copies, 4, 2)
+    assert_equal(params, copies)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mars.optim.options import Group
 from mars.optim.routing import MATRIX_RULES, Recipe, learning_rate, recipe, route
-from mars.optim.state import State
+from mars.optim.state import State, check_state_fits
 
 
 @dataclass(slots=True)
@@ -25,6 +25,7 @@ class Tensors:
     exp_avg_sqs: list[Tensor] = field(default_factory=list)
     max_exp_avg_sqs: list[Tensor] = field(default_factory=list)
     last_grads: list[Tensor] = field(default_factory=list)
+    directions: list[Tensor] = field(default_factory=list)
 
     def rows(self) -> Iterator["Tensors"]:
         """Yield each parameter's tensors as lists of one."""
@@ -41,11 +42,13 @@ class Tensors:
         return Tensors(*([_real(t) for t in getattr(self, f.name)] for f in fields(self)))
 
     def written(self) -> list[Tensor]:
-        """Return every tensor a step may write: all but the gradients."""
-        return [t for f in fields(self) if f.name != "grads" for t in getattr(self, f.name)]
+        """Return every tensor a step may write: the parameter and its state."""
+        read_only = ("grads", "directions")
+        return [t for f in fields(self) if f.name not in read_only for t in getattr(self, f.name)]
 
 
 def _real(tensor: Tensor) -> Tensor:
+    # Only a gradient can be a lazy conjugate; it is never written, so a copy will do.
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -76,6 +79,7 @@ def gather(
     counts = _next_counts(group, [state[p]["step"] for p in params])
     buckets: dict[tuple[object, ...], Bucket] = {}
     for param, count in zip(params, counts, strict=True):
+        check_state_fits(state[param], param, group, name=f"a parameter of shape {param.shape}")
         if param.numel() == 0:
             continue
         way = route(param, group)
@@ -94,7 +98,7 @@ def gather(
             buckets[key] = Bucket(
                 numbers,
                 batched=group["foreach"] is not False,
-                sliceable=not matrix and not group["differentiable"],
+                sliceable=not group["differentiable"],
             )
         row = _row(param, state[param])
         if buckets[key].recipe.previous == "evaluated":
@@ -116,20 +120,25 @@ def _host_reads(step: Tensor, group: Group) -> bool:
 
 
 def _next_counts(group: Group, steps: list[Tensor]) -> list[int]:
-    """Return the number each parameter's coming step will have, reading the device at most once.
+    """Return the number each parameter's coming step will have, reading each device at most once.
 
-    Counts that live on the device are read only for a gamma schedule; otherwise nothing on the
-    host depends on them and 1 stands for all.
+    Counts that live on a device are read only for a gamma schedule; otherwise nothing on the host
+    depends on them and 1 stands for all.
     """
-    if not steps:
-        return []
-    if callable(group["gamma"]) or _host_reads(steps[0], group):
-        return [int(step) + 1 for step in torch.stack(steps).tolist()]
-    return [1] * len(steps)
+    counts = [1] * len(steps)
+    for device in {step.device for step in steps}:
+        own = [i for i, step in enumerate(steps) if step.device == device]
+        if callable(group["gamma"]) or _host_reads(steps[own[0]], group):
+            values = torch.stack([steps[i] for i in own]).tolist()
+            for i, value in zip(own, values, strict=True):
+                counts[i] = int(value) + 1
+    return counts
 
 
 def _usable_lr(lr: float | Tensor, group: Group) -> float | Tensor:
     """Return a tensor learning rate as a number where that costs no synchronisation."""
-    if not isinstance(lr, Tensor) or group["capturable"] or group["differentiable"]:
-        return lr
-    return float(lr) if lr.device.type == "cpu" else lr
+    if not isinstance(lr, Tensor):
+        return float(lr)
+    if lr.device.type != "cpu" or group["capturable"] or group["differentiable"]:
+        return lr.reshape(())
+    return float(lr)

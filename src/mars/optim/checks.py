@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from mars.optim.nonfinite import parameter_name
 from mars.optim.options import SCHEDULED_GAMMA, Group, check_group
-from mars.optim.state import state_dtypes
+from mars.optim.state import check_state_fits, state_dtypes
 
 _DTYPES = (
     torch.float16,
@@ -28,7 +29,14 @@ def check_parameter(param: object, options: Mapping[str, Any]) -> None:
     """Refuse a parameter that ``options`` cannot be applied to as they say."""
     if not isinstance(param, Tensor):
         return  # the base class has the message for that
+    if is_lazy(param):
+        return  # its shape and dtype are not known yet
     shape = tuple(param.shape)
+    if param.is_conj():
+        raise ValueError(
+            f"a parameter of shape {shape} is a lazy conjugate, which cannot be written as real "
+            "numbers; use resolve_conj()"
+        )
     if param.dtype not in _DTYPES:
         raise ValueError(
             f"cannot optimize a parameter of dtype {param.dtype} and shape {shape}; "
@@ -60,10 +68,19 @@ def check_parameter(param: object, options: Mapping[str, Any]) -> None:
         )
 
 
-def check_gradients(groups: list[Group]) -> None:
-    """Refuse sparse gradients, and groups whose matrices were flattened since they were added."""
+def has_matrices(group: Group) -> bool:
+    """Whether any parameter of a group has two dimensions or more."""
+    return any(not is_lazy(param) and param.ndim >= 2 for param in group["params"])
+
+
+def check_step(groups: list[Group], *, had_matrices: list[bool]) -> None:
+    """Refuse options, parameters or gradients that a step could not honour.
+
+    ``had_matrices`` says of each group whether it had any when it was added.
+    """
     for index, group in enumerate(groups):
-        if group["has_matrices"] and not any(param.ndim >= 2 for param in group["params"]):
+        check_group(group)
+        if had_matrices[index] and not has_matrices(group):
             raise RuntimeError(
                 f"the matrices of parameter group {index} were replaced by flat tensors, as "
                 "DeepSpeed ZeRO and FSDP1 do, so every one would silently become AdamW; use FSDP2 "
@@ -75,6 +92,19 @@ def check_gradients(groups: list[Group]) -> None:
                     f"the gradient of {parameter_name(groups, index, position)} is sparse; use "
                     "dense gradients (nn.Embedding(sparse=False)) or torch.optim.SparseAdam for it"
                 )
+    check_shared(groups)
+
+
+def check_shared(groups: list[Group]) -> None:
+    """Refuse differences between groups in what concerns all of them."""
+    if len({group["is_approx"] for group in groups}) > 1:
+        raise ValueError("is_approx must be the same in every group: a point is one of all")
+    coupled = {group["nonfinite"] for group in groups if group["clip"] == "global"}
+    if len(coupled) > 1:
+        raise ValueError(
+            f"groups with clip='global' share one norm, so nonfinite must be the same in all of "
+            f"them, got {', '.join(sorted(coupled))}"
+        )
 
 
 def check_loaded(
@@ -86,7 +116,12 @@ def check_loaded(
         return  # the base class has the message for that
     ids = chain.from_iterable(group["params"] for group in saved_groups)
     for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True)):
-        options = {**defaults, **{k: v for k, v in group.items() if k == "base_lr"}, **saved}
+        options = {**defaults, "base_lr": group["base_lr"], **saved}
+        if callable(group["gamma"]) and options["gamma"] != SCHEDULED_GAMMA:
+            raise ValueError(
+                f"the state_dict was saved with gamma={options['gamma']}, but group {index} has a "
+                "callable gamma; load it with a number, then assign the callable to group['gamma']"
+            )
         if options["gamma"] == SCHEDULED_GAMMA:
             if not callable(group["gamma"]):
                 raise ValueError(
@@ -105,16 +140,9 @@ def check_loaded(
 def _check_loaded_state(
     state: Mapping[str, Any], param: Tensor, options: Group, *, name: str
 ) -> None:
-    # The previous point may be missing: the authors' protocol needs none.
-    needed = [key for key in state_dtypes(param, options) if key != "last_param"]
-    missing = [key for key in ("step", *needed) if key not in state]
-    if missing:
-        raise ValueError(
-            f"the state_dict has no {', '.join(missing)} for {name}; it was saved by another "
-            f"optimizer or with other options (it has {', '.join(state)})"
-        )
-    for key in needed:
-        if state[key].shape != param.shape:
+    check_state_fits(state, param, options, name=name)
+    for key in state_dtypes(param, options):
+        if key in state and state[key].shape != param.shape:
             raise ValueError(
                 f"the state_dict's {key} for {name} has shape {tuple(state[key].shape)}"
             )

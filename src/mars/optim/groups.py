@@ -29,11 +29,11 @@ def param_groups(
 
     Roles are found as follows, the first match winning:
 
-    - ``roles``: patterns on the full parameter name (``fnmatch``), most recent entry first;
+    - ``roles``: patterns on the full parameter name (``fnmatch``), the last that matches winning;
     - vector: fewer than two dimensions, or a side of 1 when flattened to a matrix;
     - embedding: a parameter of ``nn.Embedding`` or ``nn.EmbeddingBag``; a head tied to it too;
-    - head: what ``model.get_output_embeddings()`` returns; else layers with the usual name of a
-      head; else the model's last layer, if it is linear;
+    - head: what ``model.get_output_embeddings()`` returns; else the last linear layer of modules
+      with the usual name of a head; else the model's last layer, if it is linear;
     - matrix: everything else.
 
     Args:
@@ -111,10 +111,22 @@ def _heads(model: nn.Module) -> Iterator[nn.Module]:
     if isinstance(declared, nn.Module):
         yield declared
         return
-    named = [m for name, m in model.named_modules() if name.rpartition(".")[2] in _HEAD_NAMES]
-    if named:
-        yield from named
+    named = [_last_linear(m) for name, m in model.named_modules() if _is_head_name(name)]
+    if any(named):
+        yield from (layer for layer in named if layer is not None)
         return
     layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     if len(layers) > 1 and isinstance(layers[-1], nn.Linear):
         yield layers[-1]
+
+
+def _is_head_name(name: str) -> bool:
+    """Whether a module is called like a head and is not part of a repeated layer."""
+    *above, last = name.split(".")
+    return last in _HEAD_NAMES and not any(part.isdecimal() for part in above)
+
+
+def _last_linear(module: nn.Module) -> nn.Module | None:
+    """Return a head's last linear layer: what comes before it in the head is hidden."""
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    return layers[-1] if layers else None

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
 
 from mars.optim.buckets import Bucket, gather
-from mars.optim.checks import check_gradients, check_loaded, check_parameter
+from mars.optim.checks import check_loaded, check_parameter, check_shared, check_step, has_matrices
 from mars.optim.description import Description, describe
 from mars.optim.engines import eager
 from mars.optim.exact import (
@@ -34,7 +34,7 @@ from mars.optim.options import (
     check_group,
     check_unknown_keys,
 )
-from mars.optim.state import create_state, restore_state_
+from mars.optim.state import create_state, restore_state_, step_device
 
 
 class MARS(Optimizer):
@@ -53,7 +53,8 @@ class MARS(Optimizer):
         mars-m          NewtonSchulz(m) * 0.2 * sqrt(max(rows, cols))
 
     Every argument but ``params`` is an entry of each parameter group: it can be set per group,
-    changed during training, and is saved in the ``state_dict``.
+    changed during training unless it decides what state there is, and is saved in the
+    ``state_dict``.
 
     Args:
         params: parameters, named parameters or parameter groups; `mars.param_groups` makes groups
@@ -71,14 +72,16 @@ class MARS(Optimizer):
         optimize_1d: correct vectors too, with ``lr``, ``betas`` and ``weight_decay``. Otherwise
             vectors take plain AdamW steps with the three ``_1d`` options.
         lr_1d: learning rate of those AdamW steps. It follows the group's schedule: it is scaled
-            by the current ``lr`` over the ``lr`` the group was made with.
+            by the current ``lr`` over the ``lr`` the group was made with; if that was 0, there is
+            no ratio to keep and vectors take the group's ``lr``.
         betas_1d: decay rates of those AdamW steps.
         weight_decay_1d: decay of those AdamW steps.
         clip: limit the norm of c of each tensor ("tensor"), of all together ("global"), or not.
         max_norm: that limit.
         second_moment: build v from c~ ("corrected") or from g ("gradient").
         lean: store no previous gradient, by the identity of docs/algorithm.md; needs ``clip=None``
-            and ``second_moment="gradient"``.
+            and ``second_moment="gradient"``. A callable gamma is then called one step ahead; a
+            number assigned to a group's gamma takes some steps to have its full effect.
         last_grad_dtype: dtype of the stored previous gradient; None is that of the moments.
         nonfinite: a NaN or infinite gradient takes its course ("propagate"), has the whole step
             left out and counted in ``skipped_steps`` ("skip"), or raises ("raise").
@@ -143,21 +146,24 @@ class MARS(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, its missing options taken from the constructor; refuse an illegal one."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group must be a dict, got {type(param_group).__name__}")
         group = dict(param_group)
         if not isinstance(group["params"], Tensor | set):  # the base class sees to those two
             group["params"] = list(group["params"])
         check_unknown_keys(group, known=(*self.defaults, "params", "param_names", "base_lr"))
         lr = group.get("lr", self.defaults["lr"])
-        group.setdefault("base_lr", lr.clone() if isinstance(lr, Tensor) else lr)
+        group.setdefault("base_lr", _detached(lr))
         options = {**self.defaults, **group}
         check_group(options)
-        if any(other["is_approx"] != options["is_approx"] for other in self.param_groups):
-            raise ValueError("is_approx must be the same in every group: a point is one of all")
+        check_shared([*self.param_groups, options])
+        if options["differentiable"] != self.defaults["differentiable"]:
+            raise ValueError("differentiable is set for all groups, in the constructor")
         for item in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
             check_parameter(item[1] if isinstance(item, tuple) else item, options)
         group.setdefault("skipped_steps", torch.zeros((), dtype=torch.int64))
         super().add_param_group(group)
-        group["has_matrices"] = any(param.ndim >= 2 for param in group["params"])
+        self._had_matrices = [has_matrices(each) for each in self.param_groups]
 
     @overload
     def step(self, closure: None = None, *, bs: object = None) -> None: ...
@@ -184,7 +190,8 @@ class MARS(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = self._evaluate(closure)
-        check_gradients(self.param_groups)
+        check_step(self.param_groups, had_matrices=self._had_matrices)
+        self._check_capture()
         evaluated = {} if self._is_approx else self._exact.previous_gradients(self.state)
         raise_if_nonfinite(self.param_groups, evaluated)
         self._prepare_state()
@@ -202,6 +209,11 @@ class MARS(Optimizer):
             self._exact.finish(self.param_groups, self.state)
         return loss
 
+    def _check_capture(self) -> None:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if capturing and not all(group["capturable"] for group in self.param_groups):
+            raise RuntimeError("a step in a CUDA graph needs capturable=True in every group")
+
     def _evaluate(self, closure: Callable[[], float]) -> float:
         if self._is_approx:
             return closure()
@@ -216,7 +228,10 @@ class MARS(Optimizer):
                 state = self.state[param]
                 if "step" not in state:
                     state.update(create_state(param, group, keep_point=not looks_ahead(self.state)))
-                elif group["differentiable"]:
+                    continue
+                # A no-op, unless an option that decides where counts live was changed.
+                state["step"] = state["step"].to(step_device(param, group))
+                if group["differentiable"]:
                     # The graph of an earlier step must keep the values it was recorded with.
                     state.update({key: value.clone() for key, value in state.items()})
 
@@ -224,7 +239,8 @@ class MARS(Optimizer):
         """Advance the group's step counts, or its count of skipped steps, as ``keep`` says."""
         if group["nonfinite"] == "skip":
             skipped = ~keep if isinstance(keep, Tensor) else torch.tensor(not keep)
-            group["skipped_steps"] = group["skipped_steps"].to(skipped.device) + skipped
+            # In place, so that a captured graph counts too.
+            group["skipped_steps"] = group["skipped_steps"].to(skipped.device).add_(skipped)
         for param in group["params"]:
             if param.grad is not None:
                 step = self.state[param]["step"]
@@ -304,7 +320,7 @@ class MARS(Optimizer):
         callable gamma, the groups' present callables stay.
         """
         loaded: StateDict = {}
-        gammas = [group["gamma"] for group in self.param_groups]
+        present = [(group["gamma"], group["base_lr"]) for group in self.param_groups]
 
         # Other pre-hooks may rewrite the state_dict, so ours runs last; other post-hooks should
         # see the finished state, so ours runs first.
@@ -313,9 +329,12 @@ class MARS(Optimizer):
             loaded.update(given)
 
         def restore(_: Optimizer) -> None:
-            for group, gamma in zip(self.param_groups, gammas, strict=True):
+            saved_groups = loaded["param_groups"]
+            for group, saved, own in zip(self.param_groups, saved_groups, present, strict=True):
                 if group["gamma"] == SCHEDULED_GAMMA:
-                    group["gamma"] = gamma
+                    group["gamma"] = own[0]
+                if "base_lr" not in saved:
+                    group["base_lr"] = own[1]
             restore_state_(self.state, loaded, self.param_groups)
 
         hooks = (
@@ -332,9 +351,13 @@ class MARS(Optimizer):
         super().__setstate__(state)
         if "_exact" not in self.__dict__:  # made by a copy, not by the constructor
             self._exact = ExactMode()
+            self._had_matrices = [has_matrices(group) for group in self.param_groups]
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            group.setdefault("base_lr", group["lr"])
+            group.setdefault("base_lr", _detached(group.get("initial_lr", group["lr"])))
             group.setdefault("skipped_steps", torch.zeros((), dtype=torch.int64))
-            group.setdefault("has_matrices", any(p.ndim >= 2 for p in group["params"]))
+
+
+def _detached(lr: float | Tensor) -> float | Tensor:
+    return lr.detach().clone() if isinstance(lr, Tensor) else lr

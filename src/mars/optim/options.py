@@ -7,6 +7,7 @@ bad group before the optimizer has changed anything; it computes nothing.
 import math
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,6 +27,16 @@ Group = dict[str, Any]
 SCHEDULED_GAMMA = "callable"
 
 # Entries a group may carry beside the constructor's arguments.
+# float16 overflows at 65504, where gradients under loss scaling live.
+_DTYPES = {
+    "last_grad_dtype": (torch.bfloat16, torch.float32, torch.float64),
+    "orthogonalize_dtype": (torch.float16, torch.bfloat16, torch.float32),
+}
+_FLAGS = (
+    *("amsgrad", "is_approx", "optimize_1d", "lean"),
+    *("maximize", "capturable", "differentiable"),
+)
+
 EXTRA_DEFAULTS: Mapping[str, object] = {"role": None, "orthogonalize_dtype": None}
 
 
@@ -49,18 +60,25 @@ def check_group(group: Mapping[str, Any]) -> None:
         _check_betas(name, group[name])
     if not callable(group["gamma"]):
         check_gamma(group["gamma"])
-    if not group["max_norm"] > 0:
-        raise ValueError(
-            f"max_norm must be positive, got {group['max_norm']}; clip=None turns the clip off"
-        )
-    for name in ("last_grad_dtype", "orthogonalize_dtype"):
-        _check_float_dtype(name, group[name])
+    _check_not_negative("max_norm", group["max_norm"], way_out="; clip=None turns the clip off")
+    if group["max_norm"] == 0:
+        raise ValueError("max_norm must be positive, got 0; clip=None turns the clip off")
+    for name, dtypes in _DTYPES.items():
+        if group[name] not in (None, *dtypes):
+            allowed = ", ".join(str(dtype) for dtype in dtypes)
+            raise ValueError(f"{name} must be None or one of {allowed}, got {group[name]!r}")
+    for name in _FLAGS:
+        if not isinstance(group[name], bool):
+            raise TypeError(f"{name} must be True or False, got {group[name]!r}")
+    for name in ("foreach", "fused"):
+        if not isinstance(group[name], bool | None):
+            raise TypeError(f"{name} must be True, False or None, got {group[name]!r}")
     _check_combinations(group)
 
 
 def check_gamma(gamma: float) -> float:
     """Return ``gamma`` as a float if it lies in [0, 1]; refuse it otherwise."""
-    if isinstance(gamma, bool) or not isinstance(gamma, int | float):
+    if not _is_number(gamma):
         raise TypeError(
             f"gamma must be a number or a callable step -> number, got {gamma!r} "
             f"of type {type(gamma).__name__}"
@@ -84,34 +102,31 @@ def _check_choice(group: Mapping[str, Any], name: str, choices: tuple[object, ..
         raise ValueError(f"unknown {name} {value!r}{nearest(value, choices)}")
 
 
-def _check_not_negative(name: str, value: float | Tensor) -> None:
+def _check_not_negative(name: str, value: float | Tensor, *, way_out: str = "") -> None:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"{name} as a tensor must have one element, got {value.numel()}")
         if value.device.type != "cpu":
             return  # its value would cost a device synchronisation
         value = float(value.detach())
-    elif isinstance(value, bool) or not isinstance(value, int | float):
+    elif not _is_number(value):
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, got {value}")
+        raise ValueError(f"{name} must be finite and not negative, got {value}{way_out}")
 
 
 def _check_betas(name: str, betas: object) -> None:
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise TypeError(f"{name} must be a pair of numbers, got {betas!r}")
     for beta in betas:
-        if isinstance(beta, bool) or not isinstance(beta, int | float):
+        if not _is_number(beta):
             raise TypeError(f"{name} must be a pair of numbers, got {betas!r}")
         if not 0 <= beta < 1:
             raise ValueError(f"{name} must lie in [0, 1), got {betas!r}")
 
 
-def _check_float_dtype(name: str, dtype: torch.dtype | None) -> None:
-    if dtype is None:
-        return
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"{name} must be a floating point torch.dtype or None, got {dtype!r}")
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_combinations(group: Mapping[str, Any]) -> None:

@@ -5,7 +5,8 @@ Five quintic steps push the singular values of X into about [0.7, 1.2], all but 
 
     X <- a X + (b A + c A A) X      A = X X^H
 
-The iteration starts from X / |X|_F, so the scale of its input does not matter.
+The iteration starts from X / |X|_F, so the scale of its input does not matter as long as the
+squares of its entries are neither too small nor too large for its dtype.
 """
 
 import torch
@@ -52,7 +53,7 @@ def orthogonalize(
         x = x.to(dtype or default_dtype(first.device))
     for _ in range(STEPS):
         x = _newton_schulz_step(x)
-    x = (x.mH if tall else x).to(first.dtype).mul_(scale)
+    x = (x.mH if tall else x).resolve_conj().to(first.dtype).mul_(scale)
     return [x[i].reshape(first.shape) for i in range(len(matrices))]
 
 

@@ -1,8 +1,8 @@
 """Which rule moves a parameter, and with which numbers.
 
-A `Route` depends on the parameter's shape and role and on its group's type: it never changes
-during training. A `Recipe` is a route with the numbers of one step filled in: everything the
-arithmetic needs, and nothing it has to look up.
+A `Route` depends on the parameter's shape and role and on its group's type, and shapes its state:
+it stays the same once there is state. A `Recipe` is a route with the numbers of one step filled in:
+everything the arithmetic needs, and nothing it has to look up.
 """
 
 from dataclasses import dataclass

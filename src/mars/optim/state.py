@@ -44,6 +44,22 @@ def state_dtypes(param: Tensor, group: Group) -> dict[str, torch.dtype]:
     return dtypes
 
 
+def check_state_fits(state: Mapping[str, Any], param: Tensor, group: Group, *, name: str) -> None:
+    """Refuse a state that was not made with the options the group has now."""
+    # Exact mode's extras come and go: the point, or the gradients of the authors' protocol.
+    passing = {"last_param"} if group["is_approx"] else {"last_param", "last_grad", "previous_grad"}
+    needed = ("step", *(key for key in state_dtypes(param, group) if key not in passing))
+    known = {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "last_grad"} - passing
+    missing = [key for key in needed if key not in state]
+    surplus = [key for key in state if key in known and key not in needed]
+    if missing or surplus:
+        raise ValueError(
+            f"the state of {name} has {', '.join(state)}, but the options of its group ask for "
+            f"{', '.join(needed)}; mars_type, role, optimize_1d, lean, amsgrad and is_approx "
+            "cannot change once there is state (mars.from_adamw converts AdamW's)"
+        )
+
+
 def step_device(param: Tensor, group: Group) -> torch.device:
     """Return where the step count lives: on the host unless only the device can advance it."""
     decided_on_device = group["nonfinite"] == "skip" and param.device.type != "cpu"
@@ -87,10 +103,15 @@ def restore_state_(
     for group in groups:
         for param in group["params"]:
             saved = loaded["state"].get(next(ids), {})
-            dtypes = state_dtypes(param, group)
             for key, value in saved.items():
-                if not isinstance(value, Tensor):
-                    continue
-                device = step_device(param, group) if key == "step" else param.device
-                dtype = dtypes.get(key, value.dtype)
-                state[param][key] = value.detach().to(device, dtype, copy=True)
+                state[param][key] = _restored(key, value, param, group)
+
+
+def _restored(key: str, value: Any, param: Tensor, group: Group) -> Any:
+    """Return a copy of a loaded value: of its own dtype, in the parameter's memory format."""
+    if key == "step":
+        return torch.as_tensor(value, dtype=torch.float32).to(step_device(param, group), copy=True)
+    if not isinstance(value, Tensor) or value.shape != param.shape:
+        return value
+    dtype = state_dtypes(param, group).get(key, value.dtype)
+    return torch.empty_like(param, dtype=dtype, requires_grad=False).copy_(value)

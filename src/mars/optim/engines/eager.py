@@ -30,6 +30,15 @@ _CHUNK_ELEMENTS_ELSEWHERE = 2**24
 _MATRIX_CHUNK_ELEMENTS = 2**22
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How tensors are cut into chunks: at most so many elements, several tensors, slices of one."""
+
+    elements: int
+    batched: bool
+    sliced: bool
+
+
 @dataclass(slots=True)
 class Chunk:
     """Tensors or slices of tensors worked on together, and which tensor each belongs to."""
@@ -42,26 +51,52 @@ class Chunk:
 def run_(buckets: list[Bucket]) -> None:
     """Take one step on every bucket."""
     for bucket, scales in zip(buckets, _clip(buckets), strict=True):
-        for chunk in _chunks(bucket):
-            own_scales = [] if scales is None else [scales[owner] for owner in chunk.owners]
+        cut = _cut(bucket)
+        whole = Cut(_MATRIX_CHUNK_ELEMENTS, batched=bucket.batched, sliced=False)
+        matrices = bucket.recipe.rule in MATRIX_RULES
+        for chunk in _chunks(bucket.tensors, whole if matrices else cut):
+            before = []
             if isinstance(bucket.keep, Tensor):
                 before = [t.clone() for t in chunk.tensors.written()]
-                _update_(chunk.tensors, own_scales, recipe=bucket.recipe)
-                _undo_unless_(bucket.keep, chunk.tensors.written(), before)
+            own_scales = [] if scales is None else [scales[owner] for owner in chunk.owners]
+            if matrices:
+                _update_matrices_(chunk.tensors, own_scales, recipe=bucket.recipe, cut=cut)
             else:
                 _update_(chunk.tensors, own_scales, recipe=bucket.recipe)
+            if isinstance(bucket.keep, Tensor):
+                _undo_unless_(bucket.keep, chunk.tensors.written(), before)
 
 
 def _update_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe) -> None:
-    """Take one step on the tensors of a chunk: momentum, direction, parameter, memory."""
+    """Take one step by an elementwise rule: momentum, direction, parameter, memory."""
     grads = _gradients(tensors, recipe=recipe)
     squared = _momentum_(tensors, grads, scales, recipe=recipe)
-    moments = tensors
+    directions = RULES[recipe.rule](_readable(tensors, recipe=recipe), squared, recipe)
+    _finish_(replace(tensors, directions=directions), grads, recipe=recipe)
+
+
+def _update_matrices_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe, cut: Cut) -> None:
+    """Take one step by a matrix rule, which alone needs its tensors whole."""
+    for piece in _chunks(tensors, cut):
+        grads = _gradients(piece.tensors, recipe=recipe)
+        own_scales = [scales[owner] for owner in piece.owners] if scales else []
+        _momentum_(piece.tensors, grads, own_scales, recipe=recipe)
+    directions = RULES[recipe.rule](_readable(tensors, recipe=recipe), [], recipe)
+    for piece in _chunks(replace(tensors, directions=directions), cut):
+        _finish_(piece.tensors, _gradients(piece.tensors, recipe=recipe), recipe=recipe)
+
+
+def _readable(tensors: Tensors, *, recipe: Recipe) -> Tensors:
+    """Return tensors for a rule to read, safe from what follows under autograd."""
     if recipe.previous == "folded" and torch.is_grad_enabled():
         # Autograd keeps the m_t that the rule reads, and hand_over_ is about to overwrite m_t.
-        moments = replace(tensors, exp_avgs=[m.clone() for m in tensors.exp_avgs])
-    directions = RULES[recipe.rule](moments, squared, recipe)
-    _move_(tensors.params, directions, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        return replace(tensors, exp_avgs=[m.clone() for m in tensors.exp_avgs])
+    return tensors
+
+
+def _finish_(tensors: Tensors, grads: list[Tensor], *, recipe: Recipe) -> None:
+    """Write the parameters, and keep what the next step needs of this one's gradients."""
+    _move_(tensors.params, tensors.directions, lr=recipe.lr, weight_decay=recipe.weight_decay)
     if recipe.previous == "folded":
         hand_over_(tensors.exp_avgs, grads, next_gamma=recipe.next_gamma)
     elif recipe.previous == "stored":
@@ -142,7 +177,7 @@ def _corrected_norms(bucket: Bucket) -> Tensor:
     """Return the norms of a bucket's corrected gradients, without keeping the gradients."""
     slices: list[Tensor] = []
     slices_per_tensor = [0] * len(bucket.tensors.params)
-    for chunk in _chunks(bucket):
+    for chunk in _chunks(bucket.tensors, _cut(bucket)):
         grads = _gradients(chunk.tensors, recipe=bucket.recipe)
         slices += torch._foreach_norm(_corrected(chunk.tensors, grads, recipe=bucket.recipe))
         for owner in chunk.owners:
@@ -150,14 +185,19 @@ def _corrected_norms(bucket: Bucket) -> Tensor:
     return norms(slices, slices_per_tensor=slices_per_tensor)
 
 
-def _chunks(bucket: Bucket) -> Iterator[Chunk]:
-    """Cut a bucket into chunks of bounded size, in order; a tensor may span several chunks."""
-    limit = _limit(bucket)
+def _cut(bucket: Bucket) -> Cut:
+    device = bucket.tensors.params[0].device.type
+    elements = _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS_ELSEWHERE)
+    return Cut(elements, batched=bucket.batched, sliced=bucket.sliceable)
+
+
+def _chunks(tensors: Tensors, cut: Cut) -> Iterator[Chunk]:
+    """Cut tensors into chunks of bounded size, in order; a tensor may span several chunks."""
     chunk = Chunk()
-    for owner, row in enumerate(bucket.tensors.rows()):
-        for piece in _slices(row, limit) if bucket.sliceable else [row]:
+    for owner, row in enumerate(tensors.rows()):
+        for piece in _slices(row, cut.elements) if cut.sliced else [row]:
             size = piece.params[0].numel()
-            if chunk.owners and (not bucket.batched or chunk.elements + size > limit):
+            if chunk.owners and (not cut.batched or chunk.elements + size > cut.elements):
                 yield chunk
                 chunk = Chunk()
             chunk.tensors.extend(piece)
@@ -166,20 +206,15 @@ def _chunks(bucket: Bucket) -> Iterator[Chunk]:
     yield chunk
 
 
-def _limit(bucket: Bucket) -> int:
-    if bucket.recipe.rule in MATRIX_RULES:
-        return _MATRIX_CHUNK_ELEMENTS
-    device = bucket.tensors.params[0].device.type
-    return _CHUNK_ELEMENTS.get(device, _CHUNK_ELEMENTS_ELSEWHERE)
-
-
 def _slices(row: Tensors, limit: int) -> Iterator[Tensors]:
     """Cut one large parameter's tensors into flat slices, if they share one dense layout."""
     param = row.params[0]
+    if param.numel() <= limit:
+        yield row
+        return
     order = sorted(range(param.ndim), key=param.stride, reverse=True)
     lists = [getattr(row, f.name) for f in fields(row)]
-    dense = all(t.permute(order).is_contiguous() for tensors in lists for t in tensors)
-    if param.numel() <= limit or not dense:
+    if not all(t.permute(order).is_contiguous() for tensors in lists for t in tensors):
         yield row
         return
     flat = [[t.permute(order).view(-1) for t in tensors] for tensors in lists]
