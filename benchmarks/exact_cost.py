@@ -74,7 +74,8 @@ def main() -> None:
     for name, median in medians.items():
         spread = statistics.quantiles(seconds[name], n=4)
         print(
-            f"{name:7} {1e3 * median:7.1f} ms  (quartiles {1e3 * spread[0]:.1f}–{1e3 * spread[2]:.1f})"
+            f"{name:7} {1e3 * median:7.1f} ms  "
+            f"(quartiles {1e3 * spread[0]:.1f} to {1e3 * spread[2]:.1f})"
         )
     print(f"exact / approx = {medians['exact'] / medians['approx']:.2f}")
 

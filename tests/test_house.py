@@ -105,7 +105,10 @@ def test_every_public_name_has_a_docstring():
                     assert private or ast.get_docstring(child), f"{path}: {child.name}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/algorithm.md", "docs/tuning.md"])
+PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_run(page, tmp_path):
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

@@ -43,7 +43,7 @@ def gradient_styles():
 @pytest.mark.parametrize("mars_type", TYPES)
 @pytest.mark.parametrize("style", gradient_styles()[1:], ids=lambda style: style.__name__)
 def test_the_previous_gradient_is_not_an_alias_of_the_gradient(style, mars_type):
-    """Authors' code, timm before 1.0.30, pytorch_optimizer: ``state['last_grad'] = p.grad``."""
+    """Authors' code, timm before 1.0.30, pytorch_optimizer before 3.11: an alias of ``p.grad``."""
 
     def run(treat):
         params = parameters((4, 3), (3,))
@@ -289,7 +289,7 @@ def test_gamma_and_beta1_are_not_swapped():
 
 
 def test_weight_decay_1d_decays_vectors():
-    """pytorch_optimizer validates weight_decay_1d and never uses it."""
+    """pytorch_optimizer before 3.11 validates weight_decay_1d and never uses it."""
     (vector,) = parameters((5,))
     before = vector.detach().clone()
     vector.grad = torch.zeros(5)
