@@ -45,10 +45,10 @@ def shaped(case: dict, flat: list[list[float]]) -> list[Tensor]:
     return [torch.tensor(x).view(s) for x, s in zip(flat, case["shapes"], strict=True)]
 
 
-def run(case: dict, way: str) -> list[list[Tensor]]:
+def run(case: dict, way: str, **more: object) -> list[list[Tensor]]:
     """Return the parameters after each step, taken in one of the possible ways."""
     params = [nn.Parameter(x) for x in shaped(case, case["x0"])]
-    optimizer = MARS(params, is_approx=case["mode"] == "approx", **options(case))
+    optimizer = MARS(params, is_approx=case["mode"] == "approx", **options(case), **more)
     curvature = shaped(case, case["curvature"])
     trajectory = []
 

@@ -154,10 +154,10 @@ def test_the_table_says_what_a_step_does(mars_type):
 def test_the_table_prints():
     optimizer = MARS(parameters((2, 3), (), (4,)), lr=0.25, weight_decay=0.5)
     assert str(optimizer.describe()).splitlines() == [
-        "tensor  shape   role    rule           lr  decay  state bytes",
-        "0.0     2x3     matrix  mars-adamw   0.25    0.5           72",
-        "0.1     scalar  vector  adamw       0.003    0.1            8",
-        "0.2     4       vector  adamw       0.003    0.1           32",
+        "tensor  shape   role    rule        engine     lr  decay  state bytes",
+        "0.0     2x3     matrix  mars-adamw  eager    0.25    0.5           72",
+        "0.1     scalar  vector  adamw       eager   0.003    0.1            8",
+        "0.2     4       vector  adamw       eager   0.003    0.1           32",
         "3 tensors, 112 bytes of state",
     ]
     assert len(optimizer.describe()) == 3

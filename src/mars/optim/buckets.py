@@ -4,14 +4,22 @@ A bucket holds parallel lists, as torch.optim's functional core does. Complex te
 real views, except under the matrix rules, which orthogonalise complex matrices as such.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from mars.optim.options import Group
-from mars.optim.routing import MATRIX_RULES, Recipe, learning_rate, recipe, route
+from mars.optim.routing import (
+    MATRIX_RULES,
+    Engine,
+    Recipe,
+    engine_of,
+    learning_rate,
+    recipe,
+    route,
+)
 from mars.optim.state import State, check_state_fits
 
 
@@ -27,24 +35,53 @@ class Tensors:
     last_grads: list[Tensor] = field(default_factory=list)
     directions: list[Tensor] = field(default_factory=list)
 
+    def lists(self) -> tuple[list[Tensor], ...]:
+        """Return the lists in the order of the fields."""
+        return (
+            *(self.params, self.grads, self.exp_avgs, self.exp_avg_sqs),
+            *(self.max_exp_avg_sqs, self.last_grads, self.directions),
+        )
+
+    @classmethod
+    def of(cls, rows: Iterable["Tensors"]) -> "Tensors":
+        """Return the tensors of several records as one."""
+        together = cls()
+        for row in rows:
+            together.extend(row)
+        return together
+
     def rows(self) -> Iterator["Tensors"]:
         """Yield each parameter's tensors as lists of one."""
+        lists = self.lists()
         for i in range(len(self.params)):
-            yield Tensors(*(getattr(self, f.name)[i : i + 1] for f in fields(self)))
+            yield Tensors(*[tensors[i : i + 1] for tensors in lists])
 
     def extend(self, other: "Tensors") -> None:
         """Append the tensors of another record, list by list."""
-        for f in fields(self):
-            getattr(self, f.name).extend(getattr(other, f.name))
+        for own, others in zip(self.lists(), other.lists(), strict=True):
+            own.extend(others)
+
+    def flat(self) -> "Tensors | None":
+        """Return one parameter's tensors as flat views, if they share one dense layout."""
+        lists = self.lists()
+        if not all(t.is_contiguous() for tensors in lists for t in tensors):
+            param = self.params[0]
+            order = sorted(range(param.ndim), key=param.stride, reverse=True)
+            lists = tuple([t.permute(order) for t in tensors] for tensors in lists)
+            if not all(t.is_contiguous() for tensors in lists for t in tensors):
+                return None
+        return Tensors(*[[t.view(-1) for t in tensors] for tensors in lists])
 
     def as_real(self) -> "Tensors":
         """Return the record with complex tensors as real views."""
-        return Tensors(*([_real(t) for t in getattr(self, f.name)] for f in fields(self)))
+        return Tensors(*[[_real(t) for t in tensors] for tensors in self.lists()])
 
     def written(self) -> list[Tensor]:
         """Return every tensor a step may write: the parameter and its state."""
-        read_only = ("grads", "directions")
-        return [t for f in fields(self) if f.name not in read_only for t in getattr(self, f.name)]
+        return [
+            *(*self.params, *self.exp_avgs, *self.exp_avg_sqs),
+            *(*self.max_exp_avg_sqs, *self.last_grads),
+        ]
 
 
 def _real(tensor: Tensor) -> Tensor:
@@ -61,10 +98,16 @@ class Bucket:
     """
 
     recipe: Recipe
+    engine: Engine
     batched: bool
     sliceable: bool
     keep: bool | Tensor = True
     tensors: Tensors = field(default_factory=Tensors)
+
+    @property
+    def keep_flag(self) -> Tensor | None:
+        """The flag that decides on the device whether the step counts, if there is one."""
+        return self.keep if isinstance(self.keep, Tensor) else None
 
 
 def gather(
@@ -97,6 +140,7 @@ def gather(
             numbers = recipe(way, group, lr=lr, step=step, count=count)
             buckets[key] = Bucket(
                 numbers,
+                engine=engine_of(param.device, group),
                 batched=group["foreach"] is not False,
                 sliceable=not group["differentiable"],
             )
@@ -104,7 +148,8 @@ def gather(
         if buckets[key].recipe.previous == "evaluated":
             missing = torch.zeros_like(row.exp_avgs[0]) if param not in evaluated else None
             row.last_grads = [evaluated[param] if missing is None else missing]
-        buckets[key].tensors.extend(row if matrix else row.as_real())
+        complex_vectors = param.is_complex() and not matrix
+        buckets[key].tensors.extend(row.as_real() if complex_vectors else row)
     return list(buckets.values())
 
 

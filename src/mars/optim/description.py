@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields
 from torch import Tensor
 
 from mars.optim.options import Group
-from mars.optim.routing import learning_rate, route, weight_decay
+from mars.optim.routing import engine_of, learning_rate, route, weight_decay
 from mars.optim.state import state_bytes, visit_bytes
 
 
@@ -18,6 +18,7 @@ class Row:
     shape: tuple[int, ...]
     role: str
     rule: str
+    engine: str
     lr: float
     decay: float
     state_bytes: int
@@ -72,6 +73,7 @@ def _row(groups: list[Group], index: int, position: int, param: Tensor) -> Row:
         shape=tuple(param.shape),
         role=way.role,
         rule=way.label,
+        engine=engine_of(param.device, group),
         lr=float(learning_rate(way, group)),
         decay=float(weight_decay(way, group)),
         state_bytes=state_bytes(param, group),

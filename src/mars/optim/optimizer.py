@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
 
+from mars.optim import engines
 from mars.optim.buckets import Bucket, gather
 from mars.optim.checks import check_loaded, check_parameter, check_shared, check_step, has_matrices
 from mars.optim.description import Description, describe
-from mars.optim.engines import eager
 from mars.optim.exact import (
     ExactMode,
     PreviousEvaluation,
@@ -87,7 +87,7 @@ class MARS(Optimizer):
             left out and counted in ``skipped_steps`` ("skip"), or raises ("raise").
         maximize: ascend instead of descend.
         foreach: False works on one tensor at a time.
-        fused: no fused kernel in this version.
+        fused: True runs compiled kernels, see docs/engines.md.
         capturable: keep step counts on the device, for CUDA graphs.
         differentiable: let autograd differentiate through the step.
 
@@ -204,7 +204,7 @@ class MARS(Optimizer):
             if keep is not False:
                 keep_points_(group["params"], self.state, keep=keep)
                 ready += [replace(bucket, keep=keep) for bucket in buckets]
-        eager.run_(ready)
+        engines.run_(ready)
         if not self._is_approx:
             self._exact.finish(self.param_groups, self.state)
         return loss

@@ -132,8 +132,8 @@ def _is_number(value: object) -> bool:
 def _check_combinations(group: Mapping[str, Any]) -> None:
     if group["foreach"] and group["fused"]:
         raise ValueError("foreach=True and fused=True exclude each other; set at most one")
-    if group["fused"]:
-        raise ValueError("fused=True has no kernel in this version; leave fused=None")
+    if group["fused"] and group["differentiable"]:
+        raise ValueError("fused=True excludes differentiable=True: kernels have no derivative")
     if group["capturable"] and callable(group["gamma"]):
         raise ValueError(
             "capturable=True cannot call gamma from a captured graph; give gamma as a number"

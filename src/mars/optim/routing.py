@@ -17,6 +17,7 @@ Rule = Literal["adamw", "lion", "shampoo", "muon"]
 # Where g_prev comes from: kept from the last step, evaluated for this one, or folded into the
 # momentum by the lean identity.
 Previous = Literal["stored", "evaluated", "folded"]
+Engine = Literal["eager", "compiled"]
 
 _RULE_OF_TYPE: dict[str, Rule] = {
     "mars-adamw": "adamw",
@@ -69,6 +70,11 @@ class Recipe:
     step: float | Tensor
 
     @property
+    def is_plain(self) -> bool:
+        """Whether this is the rule without variance reduction: nothing to fold in or take out."""
+        return self.previous == "folded" and self.gamma == 0 == self.next_gamma
+
+    @property
     def correction_weight(self) -> float:
         """k = gamma * beta1 / (1 - beta1), the weight of the gradient difference."""
         return self.gamma * self.beta1 / (1 - self.beta1)
@@ -94,6 +100,15 @@ def previous_of(way: Route, group: Group) -> Previous:
     if group["lean"] or not way.reduced:
         return "folded"
     return "stored" if group["is_approx"] else "evaluated"
+
+
+def engine_of(device: torch.device, group: Group) -> Engine:
+    """Return the engine that runs a group's tensors on a device.
+
+    The default is the eager engine: it needs no compiler and no warm-up.
+    """
+    del device
+    return "compiled" if group["fused"] else "eager"
 
 
 def learning_rate(way: Route, group: Group) -> float | Tensor:

@@ -6,7 +6,7 @@ rules) and on a CPU stays in cache. Nothing here reads a value back from a devic
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from mars.optim.correction import (
 from mars.optim.previous import copy_, hand_over_, remember_
 from mars.optim.routing import MATRIX_RULES, Recipe
 from mars.optim.rules import RULES
+from mars.optim.rules.adamw import torch_step_, torch_step_applies
 
 # Elements of a chunk. On a CPU: the six streams of 2 MB that one chunk of MARS-AdamW touches stay
 # in the last-level cache. Elsewhere: enough work to fill the device, 64 MB of float32 at a time.
@@ -48,28 +49,38 @@ class Chunk:
     elements: int = 0
 
 
-def run_(buckets: list[Bucket]) -> None:
-    """Take one step on every bucket."""
-    for bucket, scales in zip(buckets, _clip(buckets), strict=True):
-        cut = _cut(bucket)
-        whole = Cut(_MATRIX_CHUNK_ELEMENTS, batched=bucket.batched, sliced=False)
-        matrices = bucket.recipe.rule in MATRIX_RULES
-        for chunk in _chunks(bucket.tensors, whole if matrices else cut):
-            before = []
-            if isinstance(bucket.keep, Tensor):
-                before = [t.clone() for t in chunk.tensors.written()]
-            own_scales = [] if scales is None else [scales[owner] for owner in chunk.owners]
-            if matrices:
-                _update_matrices_(chunk.tensors, own_scales, recipe=bucket.recipe, cut=cut)
-            else:
-                _update_(chunk.tensors, own_scales, recipe=bucket.recipe)
-            if isinstance(bucket.keep, Tensor):
-                _undo_unless_(bucket.keep, chunk.tensors.written(), before)
+def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
+    """Take one step on a bucket; ``scales`` are those of a global clip, from `clip`."""
+    if bucket.recipe.clip == "tensor":
+        (scales,) = clip([bucket])
+    cut = _cut(bucket)
+    whole = Cut(_MATRIX_CHUNK_ELEMENTS, batched=bucket.batched, sliced=False)
+    matrices = bucket.recipe.rule in MATRIX_RULES
+    for chunk in _chunks(bucket.tensors, whole if matrices else cut):
+        keep = bucket.keep_flag
+        before = [] if keep is None else [t.clone() for t in chunk.tensors.written()]
+        own_scales = [] if scales is None else [scales[owner] for owner in chunk.owners]
+        if matrices:
+            _update_matrices_(chunk.tensors, own_scales, recipe=bucket.recipe, cut=cut)
+        else:
+            _update_(chunk.tensors, own_scales, recipe=bucket.recipe)
+        if keep is not None:
+            _undo_unless_(keep, chunk.tensors.written(), before)
+
+
+def matrices_at_once(matrix: Tensor) -> int:
+    """Return how many matrices of a size are orthogonalised in one batch."""
+    return max(1, _MATRIX_CHUNK_ELEMENTS // matrix.numel())
 
 
 def _update_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe) -> None:
     """Take one step by an elementwise rule: momentum, direction, parameter, memory."""
     grads = _gradients(tensors, recipe=recipe)
+    if recipe.rule == "adamw" and torch_step_applies(tensors, recipe):
+        corrected = grads if recipe.is_plain else _clipped(tensors, grads, scales, recipe=recipe)
+        torch_step_(tensors, corrected, recipe)
+        _keep_gradients_(tensors, grads, recipe=recipe)
+        return
     squared = _momentum_(tensors, grads, scales, recipe=recipe)
     directions = RULES[recipe.rule](_readable(tensors, recipe=recipe), squared, recipe)
     _finish_(replace(tensors, directions=directions), grads, recipe=recipe)
@@ -97,6 +108,10 @@ def _readable(tensors: Tensors, *, recipe: Recipe) -> Tensors:
 def _finish_(tensors: Tensors, grads: list[Tensor], *, recipe: Recipe) -> None:
     """Write the parameters, and keep what the next step needs of this one's gradients."""
     _move_(tensors.params, tensors.directions, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    _keep_gradients_(tensors, grads, recipe=recipe)
+
+
+def _keep_gradients_(tensors: Tensors, grads: list[Tensor], *, recipe: Recipe) -> None:
     if recipe.previous == "folded":
         hand_over_(tensors.exp_avgs, grads, next_gamma=recipe.next_gamma)
     elif recipe.previous == "stored":
@@ -110,9 +125,7 @@ def _momentum_(
     if recipe.previous == "folded":
         accumulate_lean_(tensors.exp_avgs, grads, beta1=recipe.beta1, gamma=recipe.gamma)
         return grads
-    corrected = _corrected(tensors, grads, recipe=recipe)
-    if scales:
-        torch._foreach_mul_(corrected, scales)
+    corrected = _clipped(tensors, grads, scales, recipe=recipe)
     accumulate_(tensors.exp_avgs, corrected, beta1=recipe.beta1)
     wanted = recipe.rule == "adamw" and recipe.second_moment == "corrected"
     return corrected if wanted else grads
@@ -138,6 +151,16 @@ def _gradients(tensors: Tensors, *, recipe: Recipe) -> list[Tensor]:
     return list(torch._foreach_neg(grads)) if recipe.maximize else grads
 
 
+def _clipped(
+    tensors: Tensors, grads: list[Tensor], scales: list[Tensor], *, recipe: Recipe
+) -> list[Tensor]:
+    """Return the corrected gradients c~."""
+    corrected = _corrected(tensors, grads, recipe=recipe)
+    if scales:
+        torch._foreach_mul_(corrected, scales)
+    return corrected
+
+
 def _corrected(tensors: Tensors, grads: list[Tensor], *, recipe: Recipe) -> list[Tensor]:
     last_grads = [last.to(g.dtype) for last, g in zip(tensors.last_grads, grads, strict=True)]
     return corrected_gradients(grads, last_grads, weight=recipe.correction_weight)
@@ -148,7 +171,7 @@ def _undo_unless_(keep: Tensor, after: list[Tensor], before: list[Tensor]) -> No
         new.copy_(torch.where(keep.to(new.device), new, old))
 
 
-def _clip(buckets: list[Bucket]) -> list[Tensor | None]:
+def clip(buckets: list[Bucket]) -> list[Tensor | None]:
     """Return the clip scales of each bucket's tensors, or None for a bucket that is not clipped."""
     norm = [None if b.recipe.clip is None else _corrected_norms(b) for b in buckets]
     everyone = [
@@ -212,11 +235,10 @@ def _slices(row: Tensors, limit: int) -> Iterator[Tensors]:
     if param.numel() <= limit:
         yield row
         return
-    order = sorted(range(param.ndim), key=param.stride, reverse=True)
-    lists = [getattr(row, f.name) for f in fields(row)]
-    if not all(t.permute(order).is_contiguous() for tensors in lists for t in tensors):
+    flat = row.flat()
+    if flat is None:
         yield row
         return
-    flat = [[t.permute(order).view(-1) for t in tensors] for tensors in lists]
+    lists = flat.lists()
     for start in range(0, param.numel(), limit):
-        yield Tensors(*([t[start : start + limit] for t in tensors] for tensors in flat))
+        yield Tensors(*([t[start : start + limit] for t in tensors] for tensors in lists))

@@ -32,6 +32,52 @@ def adamw_direction(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -
     return list(torch._foreach_div(tensors.exp_avgs, denominators))
 
 
+def torch_step_(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -> None:
+    """Write m, v and x in one pass by torch's own fused AdamW, on the gradients given.
+
+    With the corrected second moment MARS-AdamW is AdamW on the pseudo-gradient c~, so torch's
+    kernel can do all that follows the correction.
+    """
+    step = recipe.step
+    if not isinstance(step, Tensor):
+        step = torch.tensor(step, dtype=torch.float32, device=tensors.params[0].device)
+    torch._fused_adamw_(
+        tensors.params,
+        gradients,
+        tensors.exp_avgs,
+        tensors.exp_avg_sqs,
+        tensors.max_exp_avg_sqs,
+        [step] * len(tensors.params),
+        lr=recipe.lr,
+        beta1=recipe.beta1,
+        beta2=recipe.beta2,
+        weight_decay=recipe.weight_decay,
+        eps=recipe.eps,
+        amsgrad=recipe.amsgrad,
+        maximize=False,
+    )
+
+
+def torch_step_applies(tensors: Tensors, recipe: Recipe) -> bool:
+    """Whether `torch_step_` does what this recipe asks for.
+
+    Both moments must be built from one gradient, in the parameter's own dtype, and unobserved by
+    autograd; a learning rate or step on another device would have to be read back. The kernel walks
+    memory, so all tensors must be contiguous: it does not look at strides.
+    """
+    param = tensors.params[0]
+    one_gradient = recipe.second_moment == "corrected" or recipe.is_plain
+    numbers = [n for n in (recipe.lr, recipe.step) if isinstance(n, Tensor)]
+    return (
+        one_gradient
+        and param.dtype == tensors.exp_avgs[0].dtype
+        and param.device.type in ("cpu", "cuda")
+        and all(n.device == param.device for n in numbers)
+        and all(t.is_contiguous() for t in (*tensors.written(), *tensors.grads))
+        and not torch.is_grad_enabled()
+    )
+
+
 def bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
     """Return 1 - beta^step, on the device if that is where the step is."""
     if beta == 0:
