@@ -42,9 +42,12 @@ EXTRA_DEFAULTS: Mapping[str, object] = {"role": None, "orthogonalize_dtype": Non
 
 def nearest(name: object, choices: tuple[object, ...] | list[str]) -> str:
     """Return ``; did you mean '...'?`` for a misspelt choice, or the list of choices."""
-    names = [str(choice) for choice in choices]
-    close = get_close_matches(str(name), names, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; choose from {', '.join(names)}"
+    shown = {str(choice): repr(choice) for choice in choices}
+    folded = {text.casefold(): text for text in shown}
+    close = get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {shown[folded[close[0]]]}?"
+    return f"; choose from {', '.join(shown.values())}"
 
 
 def check_group(group: Mapping[str, Any]) -> None:
