@@ -77,27 +77,13 @@ def _update_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe) -> None:
     """Take one step by an elementwise rule: momentum, direction, parameter, memory."""
     grads = _gradients(tensors, recipe=recipe)
     if recipe.rule == "adamw" and torch_step_applies(tensors, recipe):
-        _torch_update_(tensors, grads, scales, recipe=recipe)
+        corrected = grads if recipe.is_plain else _clipped(tensors, grads, scales, recipe=recipe)
+        torch_step_(tensors, corrected, recipe)
+        _keep_gradients_(tensors, grads, recipe=recipe)
         return
     squared = _momentum_(tensors, grads, scales, recipe=recipe)
     directions = RULES[recipe.rule](_readable(tensors, recipe=recipe), squared, recipe)
     _finish_(replace(tensors, directions=directions), grads, recipe=recipe)
-
-
-def _torch_update_(
-    tensors: Tensors, grads: list[Tensor], scales: list[Tensor], *, recipe: Recipe
-) -> None:
-    """Take one step by torch's fused AdamW on the corrected gradients."""
-    if recipe.is_plain:
-        torch_step_(tensors, grads, recipe)
-    elif len(scales) == 1 and scales[0].dtype == torch.float32:
-        # One scale for the whole chunk is left to the kernel, which reads a float32 and saves a
-        # pass over the chunk.
-        corrected = _corrected(tensors, grads, recipe=recipe)
-        torch_step_(tensors, corrected, recipe, divisor=scales[0].reciprocal())
-    else:
-        torch_step_(tensors, _clipped(tensors, grads, scales, recipe=recipe), recipe)
-    _keep_gradients_(tensors, grads, recipe=recipe)
 
 
 def _update_matrices_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe, cut: Cut) -> None:

@@ -32,14 +32,11 @@ def adamw_direction(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -
     return list(torch._foreach_div(tensors.exp_avgs, denominators))
 
 
-def torch_step_(
-    tensors: Tensors, gradients: list[Tensor], recipe: Recipe, *, divisor: Tensor | None = None
-) -> None:
+def torch_step_(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -> None:
     """Write m, v and x in one pass by torch's own fused AdamW, on the gradients given.
 
     With the corrected second moment MARS-AdamW is AdamW on the pseudo-gradient c~, so torch's
-    kernel can do all that follows the correction. With a ``divisor``, the gradients are divided by
-    it, in place.
+    kernel can do all that follows the correction.
     """
     step = recipe.step
     if not isinstance(step, Tensor):
@@ -58,7 +55,6 @@ def torch_step_(
         eps=recipe.eps,
         amsgrad=recipe.amsgrad,
         maximize=False,
-        grad_scale=divisor,
     )
 
 
