@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "mars"
 STDLIB = sys.stdlib_module_names
 
 # Lower rooms first; a room may import from those before it. Importing upwards is refused.
-ROOMS = ["optim"]
+ROOMS = ["optim", "bench"]
 
 
 def imports(path: Path) -> set[str]:
@@ -50,7 +50,9 @@ def test_no_module_imports_upwards(path):
 @pytest.mark.parametrize("path", sorted((SOURCE / "optim").rglob("*.py")), ids=lambda p: p.name)
 def test_the_library_needs_torch_alone(path):
     outside = {name.split(".")[0] for name in imports(path)} - STDLIB
-    assert outside <= {"torch", "mars"}
+    # The kernels alone import Triton, and only the engine that starts them imports the kernels.
+    allowed = {"triton"} if path.name == "triton_kernels.py" else set()
+    assert outside <= {"torch", "mars"} | allowed
 
 
 def test_mars_imports_with_every_extra_blocked():

@@ -15,6 +15,7 @@ import problems
 from golden.test_golden import ELEMENTWISE, ORTHOGONAL, flat, name, run, shaped
 from mars import MARS
 from mars.optim.engines import compiled
+from mars.optim.routing import engine_of
 from problems import LEAN, TYPES, assert_close, parameters, train, trained
 
 SHAPES = ((8, 9), (9, 8), (5, 3, 4), (37,), (3,))
@@ -193,3 +194,17 @@ def test_the_default_engine_needs_no_compiler():
 def test_a_kernel_has_no_derivative():
     with pytest.raises(ValueError, match="fused=True excludes differentiable=True"):
         MARS(parameters((3, 2)), fused=True, differentiable=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "fused", "engine"),
+    [
+        ("cpu", None, "eager"),
+        ("cpu", True, "compiled"),
+        ("cuda", None, "eager"),
+        ("cuda", True, "triton"),
+        ("xpu", True, "compiled"),
+    ],
+)
+def test_the_engine_is_chosen_by_device_and_request(device, fused, engine):
+    assert engine_of(torch.device(device), {"fused": fused}) == engine

@@ -6,6 +6,7 @@ everything the arithmetic needs, and nothing it has to look up.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ Rule = Literal["adamw", "lion", "shampoo", "muon"]
 # Where g_prev comes from: kept from the last step, evaluated for this one, or folded into the
 # momentum by the lean identity.
 Previous = Literal["stored", "evaluated", "folded"]
-Engine = Literal["eager", "compiled"]
+Engine = Literal["eager", "compiled", "triton"]
 
 _RULE_OF_TYPE: dict[str, Rule] = {
     "mars-adamw": "adamw",
@@ -107,8 +108,10 @@ def engine_of(device: torch.device, group: Group) -> Engine:
 
     The default is the eager engine: it needs no compiler and no warm-up.
     """
-    del device
-    return "compiled" if group["fused"] else "eager"
+    if not group["fused"]:
+        return "eager"
+    # torch calls ROCm devices "cuda" too.
+    return "triton" if device.type == "cuda" and find_spec("triton") else "compiled"
 
 
 def learning_rate(way: Route, group: Group) -> float | Tensor:
