@@ -221,13 +221,14 @@ class MARS(Optimizer):
 
     def _prepare_state(self) -> None:
         """Create the state of parameters that have their first gradient."""
+        keep_point = not looks_ahead(self.state)
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 state = self.state[param]
                 if "step" not in state:
-                    state.update(create_state(param, group, keep_point=not looks_ahead(self.state)))
+                    state.update(create_state(param, group, keep_point=keep_point))
                     continue
                 # A no-op, unless an option that decides where counts live was changed.
                 state["step"] = state["step"].to(step_device(param, group))

@@ -19,7 +19,7 @@ from torch._inductor.exc import InductorError
 
 from mars.optim.buckets import Bucket, Tensors
 from mars.optim.engines import eager
-from mars.optim.routing import MATRIX_RULES, Recipe, Rule
+from mars.optim.routing import MATRIX_RULES, Recipe
 from mars.optim.rules import RULES
 from mars.optim.rules.adamw import bias_correction
 
@@ -55,14 +55,10 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What distinguishes one compiled kernel from another."""
+    """What distinguishes one compiled kernel from another, beside which tensors it is given."""
 
-    rule: Rule
     folded: bool
-    clips: bool
     squares_gradient: bool
-    amsgrad: bool
-    guarded: bool
 
 
 def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
@@ -107,7 +103,7 @@ def _run_rows_(
 ) -> None:
     """Take one step on the rows that are ours, noting the indices of those that were done."""
     numbers = _numbers(bucket.recipe, like=rows[ours[0]].exp_avgs[0])
-    variant = _variant(bucket)
+    variant = _variant(bucket.recipe)
     streams = {i: _streams(row) for i, row in enumerate(flat) if row is not None}
     given = {i: None if scales is None else scales[i] for i in ours}
     if bucket.recipe.rule in MATRIX_RULES:
@@ -116,17 +112,19 @@ def _run_rows_(
         done.update(ours)
         return
     for i in ours:
-        scale = given[i] if given[i] is not None else _tensor_scale(variant, streams[i], numbers)
+        scale = _scale_of(bucket.recipe, given[i], streams[i], numbers)
         _compiler.call(_step, variant, *streams[i], numbers, scale, bucket.keep_flag)
         done.add(i)
 
 
-def _tensor_scale(variant: Variant, streams: list[Tensor | None], numbers: Tensor) -> Tensor | None:
-    """Return the scale of a clip per tensor, by a pass of its own; None without such a clip."""
-    if not variant.clips:
-        return None
+def _scale_of(
+    recipe: Recipe, given: Tensor | None, streams: list[Tensor | None], numbers: Tensor
+) -> Tensor | None:
+    """Return a tensor's clip scale: by a pass of its own, or what a global clip has given it."""
+    if recipe.clip != "tensor":
+        return given
     _, grad, last_grad, *_ = streams
-    return _compiler.call(_scale, variant, grad, last_grad, numbers)
+    return _compiler.call(_scale, _variant(recipe), grad, last_grad, numbers)
 
 
 def _matrices_(
@@ -146,9 +144,7 @@ def _matrices_(
         batch = indices[start : start + at_once]
         for i in batch:
             _, grad, last_grad, exp_avg, _, _ = streams[i]
-            scale = scales[i]
-            if scale is None:
-                scale = _tensor_scale(variant, streams[i], numbers)
+            scale = _scale_of(bucket.recipe, scales[i], streams[i], numbers)
             _compiler.call(_momentum, variant, grad, last_grad, exp_avg, numbers, scale)
         directions = rule(Tensors.of(rows[i] for i in batch), [], bucket.recipe)
         for i, direction in zip(batch, directions, strict=True):
@@ -166,15 +162,10 @@ def _streams(flat: Tensors) -> list[Tensor | None]:
     return [tensors[0] if tensors else None for tensors in lists]
 
 
-def _variant(bucket: Bucket) -> Variant:
-    recipe = bucket.recipe
+def _variant(recipe: Recipe) -> Variant:
     return Variant(
-        rule=recipe.rule,
         folded=recipe.previous == "folded",
-        clips=recipe.clip == "tensor",
         squares_gradient=recipe.second_moment == "gradient",
-        amsgrad=recipe.amsgrad,
-        guarded=isinstance(bucket.keep, Tensor),
     )
 
 
