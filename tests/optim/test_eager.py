@@ -48,10 +48,10 @@ def test_large_tensors_of_any_layout_are_cut_without_copying(layout, monkeypatch
     assert ours.stride() == param.stride()
 
 
-def peak_extra_bytes(optimizer: MARS) -> int:
+def peak_extra_bytes(optimizer: MARS, closure=None) -> int:
     """Return the most that one step holds at a time beyond what it started with."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        optimizer.step()
+        optimizer.step(closure)
     events = profiler.profiler.kineto_results.events()
     held = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):

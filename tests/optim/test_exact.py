@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_eager import peak_extra_bytes
 from torch import nn
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
@@ -660,3 +661,21 @@ def test_a_large_gamma_pays_in_exact_mode_only():
     _, _, exact = variance.interval(variance.errors("exact", seeds=256, gamma=0.75) / average)
     _, approx, _ = variance.interval(variance.errors("approx", seeds=256, gamma=0.75) / average)
     assert exact < 0.2 < 1 < approx
+
+
+def test_a_step_holds_one_gradient_more_than_an_approx_one():
+    params = [nn.Parameter(torch.randn(256, 1024)) for _ in range(20)]
+    optimizer = MARS(params, is_approx=False)
+    model_bytes = sum(p.nbytes for p in params)
+
+    def closure():
+        optimizer.zero_grad()
+        for param in params:
+            param.grad = param.detach().clone()
+
+    for _ in range(2):
+        optimizer.step(closure)
+    optimizer.zero_grad()  # so that the present gradients are counted too
+    held = peak_extra_bytes(optimizer, closure)
+    # The gradients at both points, and a few tensors in passing.
+    assert 2 * model_bytes <= held <= 2 * model_bytes + 4 * params[0].nbytes
