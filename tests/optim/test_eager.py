@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mars import MARS
 from mars.optim.engines import eager
-from problems import LEAN, TYPES, assert_close, train, trained
+from problems import LEAN, TYPES, assert_close, assert_equal, train, trained
 
 MEGABYTE = 2**20
 
@@ -24,6 +24,26 @@ def test_the_size_of_chunks_does_not_matter(mars_type, clip, elements, monkeypat
     actual, _ = trained(shapes=shapes, **options)
     # Norms are summed, and matrices batched, in another order.
     assert_close(actual, expected, 1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", [{}, {"clip": "global"}, {"clip": None}, {"amsgrad": True}])
+def test_block_by_block_is_the_same_arithmetic_bit_for_bit(form, dtype, monkeypatch):
+    monkeypatch.setitem(eager._CHUNK_ELEMENTS, "cpu", 16)
+    options = {"shapes": ((9, 7), (5, 4), (4, 3)), "dtype": dtype, **form}
+    blocks = []
+    update = eager._update_blocks_
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            eager,
+            "_update_blocks_",
+            lambda row, *a, **k: (blocks.append(row), update(row, *a, **k)),
+        )
+        by_blocks, _ = trained(**options)
+    monkeypatch.setattr(eager, "_goes_by_blocks", lambda *_: False)
+    together, _ = trained(**options)
+    assert len(blocks) > 2
+    assert_equal(by_blocks, together)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels_last", "strided"])

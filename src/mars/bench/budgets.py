@@ -13,6 +13,7 @@ from mars.bench.subjects import BASELINE, MATRIX_TYPES, MUON_NAME
 _STEP_TIMES: tuple[tuple[str, float, float | None], ...] = (
     ("mars-adamw fused", 2.0, 1.7),
     ("mars-adamw lean-fused", 1.25, 1.1),
+    ("mars-lion fused", 1.7, None),
     ("mars-adamw eager", 3.0, None),
 )
 _OVER_MUON = 0.5

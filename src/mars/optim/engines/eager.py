@@ -22,7 +22,7 @@ from mars.optim.correction import (
 from mars.optim.previous import copy_, hand_over_, remember_
 from mars.optim.routing import MATRIX_RULES, Recipe
 from mars.optim.rules import RULES
-from mars.optim.rules.adamw import torch_step_, torch_step_applies
+from mars.optim.rules.adamw import step_tensor, torch_step_, torch_step_applies
 
 # Elements of a chunk. On a CPU: the six streams of 2 MB that one chunk of MARS-AdamW touches stay
 # in the last-level cache. Elsewhere: enough work to fill the device, 64 MB of float32 at a time.
@@ -51,6 +51,9 @@ class Chunk:
 
 def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
     """Take one step on a bucket; ``scales`` are those of a global clip, from `clip`."""
+    bucket, scales = _run_large_(bucket, scales)
+    if not bucket.tensors.params:
+        return
     if bucket.recipe.clip == "tensor":
         (scales,) = clip([bucket])
     cut = _cut(bucket)
@@ -66,6 +69,64 @@ def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
             _update_(chunk.tensors, own_scales, recipe=bucket.recipe)
         if keep is not None:
             _undo_unless_(keep, chunk.tensors.written(), before)
+
+
+def _run_large_(bucket: Bucket, scales: Tensor | None) -> tuple[Bucket, Tensor | None]:
+    """Take one step on the large tensors that go block by block, and return the others."""
+    cut = _cut(bucket)
+    rows = list(bucket.tensors.rows())
+    large = [_goes_by_blocks(row, bucket, cut) for row in rows]
+    if not any(large):
+        return bucket, scales
+    for i, row in enumerate(rows):
+        if large[i]:
+            _update_blocks_(row, None if scales is None else scales[i], bucket=bucket, cut=cut)
+    rest = [i for i, is_large in enumerate(large) if not is_large]
+    others = replace(bucket, tensors=Tensors.of(rows[i] for i in rest))
+    return others, None if scales is None else scales[rest]
+
+
+def _goes_by_blocks(row: Tensors, bucket: Bucket, cut: Cut) -> bool:
+    """Whether `_update_blocks_` takes this tensor: MARS-AdamW in one dtype, on a CPU."""
+    param, recipe = row.params[0], bucket.recipe
+    return (
+        cut.sliced
+        and param.numel() > cut.elements
+        and param.device.type == "cpu"
+        and bucket.keep_flag is None
+        and recipe.rule == "adamw"
+        and recipe.previous != "folded"
+        and not (recipe.is_plain or recipe.maximize)
+        and row.last_grads[0].dtype == row.grads[0].dtype == row.exp_avgs[0].dtype
+        and torch_step_applies(row, recipe)
+    )
+
+
+def _update_blocks_(row: Tensors, scale: Tensor | None, *, bucket: Bucket, cut: Cut) -> None:
+    """Take one step on one large tensor, as `_clipped` and `_update_` do on many.
+
+    The views are made once for both passes, and every block's c~ is written to the same scratch
+    memory, which therefore stays in the core's own cache.
+    """
+    recipe = replace(bucket.recipe, step=step_tensor(bucket.recipe, like=row.params[0]))
+    blocks = list(_slices(row, cut.elements))
+    scratch = torch.empty_like(blocks[0].exp_avgs[0])
+
+    def corrected(block: Tensors) -> Tensor:
+        (grad,), (last_grad,) = block.grads, block.last_grads
+        out = scratch[: grad.numel()]
+        return torch.lerp(last_grad, grad, 1 + recipe.correction_weight, out=out)
+
+    if recipe.clip == "tensor":
+        slices = [torch.linalg.vector_norm(corrected(block)) for block in blocks]
+        norm = norms(slices, slices_per_tensor=[len(slices)])
+        scale = clip_scales(norm, max_norm=recipe.max_norm)
+    for block in blocks:
+        c = corrected(block)
+        if scale is not None:
+            c.mul_(scale)
+        torch_step_(block, [c], recipe)
+        _keep_gradients_(block, block.grads, recipe=recipe)
 
 
 def matrices_at_once(matrix: Tensor) -> int:

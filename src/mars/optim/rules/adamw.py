@@ -38,9 +38,7 @@ def torch_step_(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -> No
     With the corrected second moment MARS-AdamW is AdamW on the pseudo-gradient c~, so torch's
     kernel can do all that follows the correction.
     """
-    step = recipe.step
-    if not isinstance(step, Tensor):
-        step = torch.tensor(step, dtype=torch.float32, device=tensors.params[0].device)
+    step = step_tensor(recipe, like=tensors.params[0])
     torch._fused_adamw_(
         tensors.params,
         gradients,
@@ -56,6 +54,13 @@ def torch_step_(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -> No
         amsgrad=recipe.amsgrad,
         maximize=False,
     )
+
+
+def step_tensor(recipe: Recipe, *, like: Tensor) -> Tensor:
+    """Return the step as torch's kernel wants it."""
+    if isinstance(recipe.step, Tensor):
+        return recipe.step
+    return torch.tensor(recipe.step, dtype=torch.float32, device=like.device)
 
 
 def torch_step_applies(tensors: Tensors, recipe: Recipe) -> bool:
