@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: setup test lint format clean
+.PHONY: setup train test lint format bench clean
 
 setup: $(STAMP)
 
@@ -11,6 +11,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
+
+train: $(STAMP)
+	$(BIN)/mars train quickstart
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto
@@ -23,6 +26,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+bench: $(STAMP)
+	$(BIN)/mars bench
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -30,8 +30,8 @@ def test_help_of_bench_lists_every_option_and_says_defaults(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Expected one of {bench}"),
-        (["bemch"], "Unrecognized options: bemch"),
+        ([], "a command is needed: train, prepare, sample, bench; see mars --help"),
+        (["bemch"], "'bemch' is no command: train, prepare, sample, bench"),
         (["bench", "--stepz", "3"], "did you mean --steps?"),
         (["bench", "--steps", "x"], "--steps: a whole number is needed, got 'x'"),
         (["bench", "--steps"], "Missing value for argument '--steps'"),

@@ -14,7 +14,10 @@ SOURCE = ROOT / "src" / "mars"
 STDLIB = sys.stdlib_module_names
 
 # Lower rooms first; a room may import from those before it. Importing upwards is refused.
-ROOMS = ["optim", "bench"]
+ROOMS = [
+    *("optim", "config", "data", "models"),
+    *("checkpoint", "metrics", "training", "bench", "commands"),
+]
 
 
 def imports(path: Path) -> set[str]:
@@ -42,7 +45,7 @@ def test_every_room_is_known():
 def test_no_module_imports_upwards(path):
     room = path.relative_to(SOURCE).parts[0] if path.parent != SOURCE else None
     for name in imports(path):
-        if name.startswith("mars.") and room is not None:
+        if name.startswith("mars.") and name != "mars._version" and room is not None:
             target = name.split(".")[1]
             assert target in ROOMS[: ROOMS.index(room) + 1], f"{path} imports {name}"
 
@@ -88,7 +91,9 @@ def test_there_is_one_newton_schulz():
 
 
 def test_nothing_loaded_is_executed():
-    forbidden = re.compile(r"\b(?:eval|exec)\(|import pickle|trust_remote_code|torch\.load\(")
+    forbidden = re.compile(
+        r"(?<!\.)\b(?:eval|exec)\(|import pickle|trust_remote_code|torch\.load\("
+    )
     for path in modules():
         for line in path.read_text().splitlines():
             if forbidden.search(line):

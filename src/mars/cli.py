@@ -1,11 +1,13 @@
 """The ``mars`` command: reads arguments and hands over to the room that does the work.
 
 Every command is a dataclass of options. What a command needs is imported when it runs, so that
-``mars --help`` does not wait for it. Exit codes: 0 done, 2 refused, 130 interrupted.
+``mars --help`` does not wait for it. Exit codes: 0 done, 1 failed on the way, 2 refused, 130
+interrupted.
 """
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from mars.bench.options import BenchOptions
 
+_ABOUT = "MARS: variance-reduced optimizers, and the laboratory that proves what they do."
 _NEEDS_EXTRA = "mars: the command needs the extra 'train': pip install 'mars-optimizer[train]'\n"
 
 
@@ -24,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, or the given arguments, and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        from mars.bench.options import RefusedError
+        import tyro  # noqa: F401  # here, to say at once what is missing
+
+        from mars.config.errors import FailedError, RefusedError
 
         errors = _console(stderr=True)
     except ModuleNotFoundError as error:
@@ -33,39 +38,94 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(_NEEDS_EXTRA)
         return 2
     try:
-        _bench(_parse(given), given, errors)
+        _run(_parse(given), given, errors)
     except RefusedError as refusal:
         _print_plain(errors, f"mars: {refusal}")
         return 2
     except KeyboardInterrupt:
         _print_plain(errors, "mars: interrupted")
         return 130
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (FailedError, OSError) as error:
+        _print_plain(errors, f"mars: {error}")
+        return 1
     except SystemExit as leave:  # help was asked for and has been printed
         return int(leave.code or 0)
     return 0
 
 
-def _parse(arguments: list[str]) -> "BenchOptions":
+def _parse(arguments: list[str]) -> object:
     """Return the options of the command asked for, or raise `RefusedError` with one line."""
     import tyro
 
-    from mars.bench.options import BenchOptions, RefusedError
+    from mars.bench.options import BenchOptions
+    from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
+    from mars.config.errors import RefusedError
 
-    app = tyro.extras.SubcommandApp()
-    app.command(name="bench")(BenchOptions)
+    commands = {
+        "train": TrainOptions,
+        "prepare": PrepareOptions,
+        "sample": SampleOptions,
+        "bench": BenchOptions,
+    }
+    asked, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if asked in ("-h", "--help"):
+        app = tyro.extras.SubcommandApp()
+        for name, options in commands.items():
+            app.command(name=name)(options)
+        return app.cli(prog="mars", description=_ABOUT, args=["--help"])
+    if asked not in commands:
+        what = f"{asked!r} is no command" if asked else "a command is needed"
+        raise RefusedError(f"{what}: {', '.join(commands)}; see mars --help")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            options = app.cli(prog="mars", description="MARS optimizers.", args=arguments)
+            return tyro.cli(commands[asked], prog=f"mars {asked}", args=_one_value_each(rest))
     except SystemExit as leave:
         if leave.code:
-            raise RefusedError(_one_line(complaint.getvalue())) from None
+            raise RefusedError(_one_line(complaint.getvalue(), asked)) from None
+        if asked == "train":
+            from mars.commands.listing import show_keys
+
+            show_keys(_console())
         raise
-    assert isinstance(options, BenchOptions)
-    return options
 
 
-def _one_line(box: str) -> str:
+def _one_value_each(arguments: list[str]) -> list[str]:
+    """Return arguments with ``--set a=1 b=2`` written as ``--set a=1 --set b=2``."""
+    made: list[str] = []
+    setting = False
+    for argument in arguments:
+        if setting and made[-1] != "--set" and not argument.startswith("-"):
+            made.append("--set")
+        setting = argument == "--set" or (setting and not argument.startswith("-"))
+        made.append(argument)
+    return made
+
+
+def _run(options: object, arguments: list[str], errors: "Console") -> None:
+    """Do what the options of a command ask for."""
+    from mars.bench.options import BenchOptions
+    from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
+
+    if isinstance(options, BenchOptions):
+        _bench(options, arguments, errors)
+    elif isinstance(options, PrepareOptions):
+        from mars.commands.prepare import prepare
+
+        prepare(options, _console())
+    elif isinstance(options, SampleOptions):
+        from mars.commands.sample import sample
+
+        sample(options, _console())
+    elif isinstance(options, TrainOptions):
+        from mars.commands.train import train
+
+        train(options, _console())
+
+
+def _one_line(box: str, command: str) -> str:
     """Return what a box of tyro's says in one line: its first section, and a near miss if any."""
     text = re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯]", "", box)
     lines = [line.strip() for line in text.splitlines()]
@@ -75,7 +135,7 @@ def _one_line(box: str) -> str:
         body = [line for line in lines[1 : rules[0]] if line]
     said = " ".join(body).rstrip(".")
     meant = re.search(r"Perhaps you meant:\s*(--[\w-]+)", " ".join(lines))
-    hint = f"; did you mean {meant[1]}?" if meant else "; see mars bench --help"
+    hint = f"; did you mean {meant[1]}?" if meant else f"; see mars {command} --help"
     return said + hint
 
 

@@ -17,10 +17,11 @@ from torch import nn
 from mars import cli
 from mars.bench import measure, memory, options, report, subjects, traffic
 from mars.bench.memory import human_bytes, in_groups, needed_bytes
-from mars.bench.options import BenchOptions, RefusedError, resolve
+from mars.bench.options import BenchOptions, resolve
 from mars.bench.run import run
 from mars.bench.shapes import size_of
 from mars.bench.subjects import BASELINE, MUON_NAME, Subject
+from mars.config.errors import RefusedError
 from mars.optim.options import MarsType
 
 TINY = "40Kx10"

@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mars.bench.options import RefusedError
 from mars.bench.shapes import Size
 from mars.bench.subjects import Subject
+from mars.config.errors import RefusedError
 
 # Left to the system, to torch itself and to errors of the estimate.
 _USABLE_SHARE = 0.8

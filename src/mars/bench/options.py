@@ -8,6 +8,8 @@ from typing import Annotated, Literal, TypeVar, get_args
 
 import tyro
 
+from mars.config.errors import RefusedError
+
 # Spelt out here because mars.optim.options, where it is defined, imports torch.
 MarsType = Literal["mars-adamw", "mars-lion", "mars-shampoo", "mars-m"]
 Engine = Literal["eager", "fused", "lean-eager", "lean-fused"]
@@ -19,10 +21,6 @@ DEFAULT_SIZES = (MAIN_SIZE,)
 QUICK_SIZES = ("1M",)
 DEFAULT_STEPS, QUICK_STEPS = 10, 3
 DEFAULT_ROUNDS, QUICK_ROUNDS = 3, 1
-
-
-class RefusedError(ValueError):
-    """Something asked for that cannot be done; the message is one line and names the way out."""
 
 
 def _whole_number(words: list[str]) -> int:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mars.bench.options import RefusedError
+from mars.config.errors import RefusedError
 
 Role = Literal["matrix", "embedding", "vector"]
 

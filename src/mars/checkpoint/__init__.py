@@ -1,0 +1,24 @@
+"""What a resume needs: written atomically, verified when read, rotated.
+
+A checkpoint is a folder of two torch files and a manifest with their digests. Loading executes
+nothing from a file. What goes into a checkpoint, and when, is for training to say.
+"""
+
+from mars.checkpoint.errors import CheckpointError
+from mars.checkpoint.folder import Found, find, newest_step
+from mars.checkpoint.random_state import capture_random_state, restore_random_state_
+from mars.checkpoint.reading import Loaded, load, load_newest
+from mars.checkpoint.writing import save
+
+__all__ = [
+    "CheckpointError",
+    "Found",
+    "Loaded",
+    "capture_random_state",
+    "find",
+    "load",
+    "load_newest",
+    "newest_step",
+    "restore_random_state_",
+    "save",
+]

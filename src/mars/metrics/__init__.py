@@ -1,0 +1,1 @@
+"""What was measured: one record, the sinks that keep it, and what a person sees of it."""

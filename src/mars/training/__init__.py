@@ -1,0 +1,1 @@
+"""Training: what is built from a config, and the loop that runs it."""

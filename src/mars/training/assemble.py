@@ -1,0 +1,241 @@
+"""From a config to a trainer: the only place where the rooms meet."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from mars import checkpoint
+from mars.config.errors import RefusedError
+from mars.config.schema import Data, Run
+from mars.data.corpus import Corpus
+from mars.data.prepare import prepare_stdlib
+from mars.data.sampler import Batches, Sampler, validation_windows
+from mars.metrics.display import Display, Header
+from mars.metrics.jsonl import JsonlSink
+from mars.metrics.sinks import Sink, Sinks
+from mars.models.gpt2 import GPT2
+from mars.training.hardware import describe_machine, device_label, peak_flops, resolve_device
+from mars.training.optimizers import build_optimizer
+from mars.training.run_directory import RunDirectory, check_resumed
+from mars.training.schedule import factor
+from mars.training.step import Stepper, autocast
+from mars.training.task import LanguageModeling
+from mars.training.trainer import Parts, Trainer
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A trainer that is ready to run, and what holds its directory."""
+
+    trainer: Trainer
+    header: Header
+    sinks: Sinks
+    lock: IO[str]
+
+    def close(self) -> None:
+        """Let go of files, sinks and the directory."""
+        try:
+            self.sinks.close()
+        finally:
+            self.lock.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """What can be built without touching the run directory."""
+
+    corpus: Corpus
+    model: GPT2
+    stepper: Stepper
+    task: LanguageModeling
+    device: torch.device
+
+
+def assemble(
+    config: Run, directory: RunDirectory, *, display: Display, resume: bool, tell: Tell
+) -> Assembled:
+    """Return a trainer for a checked config.
+
+    Everything is built before the run directory is made or touched, so what cannot run leaves
+    nothing behind. With ``resume``, a run that is there goes on from its newest good checkpoint.
+    """
+    built = _build(config, tell=tell)
+    is_resumed = resume and directory.exists
+    if is_resumed:
+        check_resumed(directory, config)
+        _check_data(directory, built.corpus)
+    else:
+        tokenizer = built.corpus.tokenizer
+        manifest = _manifest(config, built)
+        directory.create(config, manifest, tokenizer=tokenizer.files())
+    lock = directory.lock()
+    loaded = checkpoint.load_newest(directory.checkpoints) if is_resumed else None
+    for complaint in loaded.rejected if loaded else []:
+        tell(complaint)
+    records = JsonlSink(
+        directory.metrics, position=loaded.training["metrics_position"] if loaded else 0
+    )
+    sinks = Sinks([records, *_optional_sinks(config, directory, loaded.step if loaded else None)])
+    parts = Parts(
+        config=config,
+        model=built.model,
+        stepper=built.stepper,
+        task=built.task,
+        rate=_rate(config),
+        directory=directory,
+        records=records,
+        sinks=sinks,
+        display=display,
+        ideal_seconds=_ideal_seconds(config, built),
+    )
+    trainer = Trainer(parts)
+    if loaded:
+        built.model.load_state_dict(loaded.model)
+        trainer.restore(loaded.training)
+    header = _header(config, directory, built, loaded.step if loaded else None)
+    return Assembled(trainer, header, sinks, lock)
+
+
+def open_corpus(data: Data, *, tell: Tell) -> Corpus:
+    """Return the corpus of a config, preparing the embedded one if it is not there yet."""
+    path = Path(data.path)
+    if path.exists():
+        return Corpus.open(path)
+    if data.prepare == "stdlib":
+        return prepare_stdlib(path, tell=tell)
+    raise RefusedError(
+        f"data.path = {data.path!r} does not exist; make it with mars prepare, such as "
+        f"mars prepare text --input FILES --out {data.path}"
+    )
+
+
+def _build(config: Run, *, tell: Tell) -> _Built:
+    device = resolve_device(config.training.device)
+    corpus = open_corpus(config.data, tell=tell)
+    if config.model.vocab_size < corpus.manifest.vocab_size:
+        raise RefusedError(
+            f"model.vocab_size = {config.model.vocab_size} is too small for {config.data.path}, "
+            f"which has {corpus.manifest.vocab_size} tokens"
+        )
+    task = _language_modeling(config, corpus, device)
+    torch.manual_seed(config.seed)
+    model = GPT2(
+        config.model,
+        generator=torch.Generator().manual_seed(config.seed),
+        activation_checkpointing=config.training.activation_checkpointing,
+    ).to(device)
+    optimizer = build_optimizer(
+        config.optimizer, model, skip_nonfinite=config.training.skip_nonfinite
+    )
+    compiled = torch.compile(model) if config.training.compile else model
+    stepper = Stepper(compiled, optimizer, task, config=config.training)
+    return _Built(corpus, model, stepper, task, device)
+
+
+def _language_modeling(config: Run, corpus: Corpus, device: torch.device) -> LanguageModeling:
+    training, context_length = config.training, config.model.context_length
+    micro_batch_size = training.micro_batch_size or training.batch_size
+    sampler = Sampler(corpus.train, context_length=context_length, seed=config.seed)
+    batches = Batches(
+        sampler,
+        batch_size=training.batch_size,
+        micro_batch_size=micro_batch_size,
+        workers=config.data.workers,
+    )
+    validation = partial(
+        validation_windows,
+        corpus.validation,
+        context_length=context_length,
+        count=training.validation_sequences,
+        micro_batch_size=micro_batch_size,
+    )
+    validation()  # refuses a split that is too short now, not at the first validation
+    return LanguageModeling(
+        batches,
+        count_per_step=training.batch_size * context_length,
+        validation=validation,
+        device=device,
+        autocast=partial(autocast, device, precision=training.precision),
+    )
+
+
+def _rate(config: Run) -> Callable[[int], float]:
+    return lambda step: factor(
+        config.schedule, step=step, steps=config.training.steps, lr=config.optimizer.lr
+    )
+
+
+def _ideal_seconds(config: Run, built: _Built) -> float | None:
+    """Return the seconds of a step at the hardware's peak, where that is known."""
+    peak = peak_flops(built.device, precision=config.training.precision)
+    if peak is None:
+        return None
+    return built.model.flops_per_token() * built.task.count_per_step / peak
+
+
+def _optional_sinks(config: Run, directory: RunDirectory, resumed_from: int | None) -> list[Sink]:
+    sinks: list[Sink] = []
+    if config.metrics.tensorboard:
+        from mars.metrics.tensorboard import TensorBoardSink
+
+        sinks.append(TensorBoardSink(directory.path / "tensorboard", resumed_from=resumed_from))
+    if config.metrics.wandb != "off":
+        from mars.metrics.wandb import WandbSink
+
+        sinks.append(
+            WandbSink(
+                directory.path,
+                project=config.metrics.wandb_project,
+                name=directory.path.name,
+                mode=config.metrics.wandb,
+                config=asdict(config),
+            )
+        )
+    return sinks
+
+
+def _manifest(config: Run, built: _Built) -> dict[str, Any]:
+    return {
+        **describe_machine(built.device),
+        "seed": config.seed,
+        "parameters": built.model.parameter_count(),
+        "tokenizer": built.corpus.tokenizer.name,
+        "data": {"digest": built.corpus.digest, "train_tokens": len(built.corpus.train)},
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _check_data(directory: RunDirectory, corpus: Corpus) -> None:
+    digest = directory.read_manifest().get("data", {}).get("digest")
+    if digest != corpus.digest:
+        raise RefusedError(
+            f"{directory.path} was trained on other data: its digest is {digest}, that of "
+            f"{corpus.path} is {corpus.digest}; give the same corpus as data.path"
+        )
+
+
+def _header(
+    config: Run, directory: RunDirectory, built: _Built, resumed_from: int | None
+) -> Header:
+    optimizer = config.optimizer
+    return Header(
+        name=config.name,
+        description=config.description,
+        optimizer=f"{optimizer.name}, lr {optimizer.lr:g}, weight decay {optimizer.weight_decay:g}",
+        parameters=built.model.parameter_count(),
+        per_step=built.task.count_per_step,
+        unit=built.task.unit,
+        total_steps=config.training.steps,
+        device=f"{device_label(built.device)}, {config.training.precision}",
+        data=config.data.path,
+        output=str(directory.path),
+        checkpoints=str(directory.checkpoints),
+        resumed_from=resumed_from,
+    )

@@ -1,0 +1,330 @@
+"""The loop: what it records, and that stopping it anywhere changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mars import checkpoint
+from mars.config.errors import RefusedError
+from mars.training.step import NonfiniteError, Stepper
+from training.runs import (
+    assert_same_run,
+    make_corpus,
+    records,
+    run,
+    weights,
+    write_config,
+)
+
+OPTIMIZERS = [
+    "mars-adamw",
+    "mars-lion",
+    "mars-shampoo",
+    "mars-m",
+    "adamw",
+    "nadamw",
+    "lion",
+    "muon",
+]
+EXACT = ("optimizer.exact=true",)
+LEAN = ("optimizer.lean=true", "optimizer.clip=none", "optimizer.second_moment=gradient")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """Let a signal reach this process while the step of a number runs."""
+
+    def arrange(step: int, number: int = signal.SIGTERM) -> None:
+        taken = []
+        whole = Stepper.__call__
+
+        def stopping(self, *args, **kwargs):
+            taken.append(1)
+            if len(taken) == step:
+                os.kill(os.getpid(), number)
+            return whole(self, *args, **kwargs)
+
+        monkeypatch.setattr(Stepper, "__call__", stopping)
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        *((name, ()) for name in OPTIMIZERS),
+        *(("mars-adamw", EXACT), ("mars-m", EXACT), ("mars-adamw", LEAN)),
+        ("mars-adamw", ("training.precision=bfloat16",)),
+    ],
+)
+def test_a_stopped_and_resumed_run_is_the_one_that_never_stopped(
+    optimizer, settings, corpus, tmp_path, stop_after
+):
+    config = write_config(tmp_path, corpus, optimizer=optimizer)
+    run(config, tmp_path / "whole", *settings)
+    stop_after(6)
+    shown = run(config, tmp_path / "stopped", *settings)
+    assert "Stopped by SIGTERM" in shown
+    assert f"--out {tmp_path / 'stopped'} --resume" in shown
+    assert checkpoint.newest_step(tmp_path / "stopped" / "checkpoints") == 6
+    shown = run(config, tmp_path / "stopped", *settings, resume=True)
+    assert "resumed     from step 6" in shown
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_with_0(number, corpus, tmp_path):
+    config = write_config(tmp_path, corpus, steps=100_000, every=100_000)
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "mars", "train", str(config), "--out", str(out)]
+    lines = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step 1/"):
+                process.send_signal(number)
+    assert process.returncode == 0
+    assert any(line.startswith(f"Stopped by {number.name}, all is saved") for line in lines)
+    step = checkpoint.newest_step(out / "checkpoints")
+    assert step >= 1
+    assert checkpoint.load_newest(out / "checkpoints").training["progress"]["step"] == step
+
+
+def test_a_run_is_the_same_for_any_number_of_workers(corpus, tmp_path):
+    for workers in (0, 3):
+        config = write_config(tmp_path, corpus, workers=workers)
+        run(config, tmp_path / str(workers))
+    assert_same_run(tmp_path / "0", tmp_path / "3")
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    whole = ("model.dropout=0.0", "micro_batch_size=4")
+    run(config, tmp_path / "whole", *whole)
+    run(config, tmp_path / "parts", "model.dropout=0.0", "micro_batch_size=1")
+    for name, value in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(value, weights(tmp_path / "parts")[name], rtol=1e-4, atol=1e-5)
+
+
+def test_records_come_when_due_and_say_what_was_measured(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    found = records(tmp_path / "run")
+    assert [r["step"] for r in found if r["split"] == "train"] == [1, 3, 6, 9, 12]
+    assert [r["step"] for r in found if r["split"] == "val"] == [5, 10, 12]
+    assert [r["tokens"] for r in found] == [r["step"] * 4 * 16 for r in found]
+    first, later = found[0], found[1]
+    assert first["lr"] == 0.01 / 4
+    assert "correction_ratio" not in first  # there is no previous gradient yet
+    assert {"grad_norm", "correction_ratio", "gradient_cosine", "clip_rate"} <= later.keys()
+    assert later["skipped_steps"] == 0
+
+
+def test_measures_can_be_left_out(corpus, tmp_path):
+    run(write_config(tmp_path, corpus), tmp_path / "run", "metrics.measures=false")
+    assert not any("correction_ratio" in r for r in records(tmp_path / "run"))
+
+
+def test_validation_is_over_the_same_sequences_each_time(corpus, tmp_path):
+    # A learning rate of almost nothing: what differs between two validations is the data.
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run", "optimizer.lr=1e-12", "lr_1d=1e-12", "weight_decay_1d=0")
+    losses = [r["loss"] for r in records(tmp_path / "run") if r["split"] == "val"]
+    assert len(losses) == 3
+    assert max(losses) - min(losses) < 1e-6
+
+
+def poison(monkeypatch, step: int) -> None:
+    """Make the gradients of one step not finite."""
+    taken = []
+    whole = Stepper._gradients
+
+    def poisoned(self, batch):
+        loss = whole(self, batch)
+        taken.append(1)
+        if len(taken) == step:
+            for group in self.optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad.fill_(torch.nan)
+            self._clip_()
+        return loss
+
+    monkeypatch.setattr(Stepper, "_gradients", poisoned)
+
+
+@pytest.mark.parametrize("optimizer", ["mars-adamw", "adamw", "muon"])
+def test_a_step_that_is_not_finite_is_left_out_and_counted(
+    optimizer, corpus, tmp_path, monkeypatch
+):
+    config = write_config(tmp_path, corpus, optimizer=optimizer)
+    poison(monkeypatch, 5)
+    run(config, tmp_path / "run")
+    skipped = [r["skipped_steps"] for r in records(tmp_path / "run") if r["split"] == "train"]
+    assert skipped == [0, 0, 1, 1, 1]
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+
+
+def test_exact_mode_leaves_such_a_step_out_too(corpus, tmp_path, monkeypatch):
+    poison(monkeypatch, 9)  # two evaluations a step, after the first: at the present point
+    run(write_config(tmp_path, corpus), tmp_path / "run", *EXACT)
+    skipped = [r["skipped_steps"] for r in records(tmp_path / "run") if r["split"] == "train"]
+    assert skipped[-1] == 1
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+
+
+def test_a_step_that_is_not_finite_can_stop_the_run(corpus, tmp_path, monkeypatch):
+    poison(monkeypatch, 6)
+    config = write_config(tmp_path, corpus)
+    with pytest.raises(NonfiniteError, match="norm is nan"):
+        run(config, tmp_path / "run", "skip_nonfinite=false")
+    # The checkpoint of step 4 is good, and the run can go on from it.
+    monkeypatch.undo()
+    run(config, tmp_path / "run", "skip_nonfinite=false", resume=True)
+    run(config, tmp_path / "whole", "skip_nonfinite=false")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(damage, corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "whole")
+    run(config, tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step-00000012"
+    target = newest / "training.pt"
+    content = bytearray(target.read_bytes())
+    if damage == "truncated":
+        target.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 1
+        target.write_bytes(content)
+    else:
+        (newest / "manifest.json").write_text('{"format": "another"}')
+    shown = run(config, tmp_path / "run", resume=True)
+    assert "step-00000012" in shown.replace("\n", "")
+    assert "resumed     from step 8" in shown
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_malicious_checkpoint_does_not_run(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    witness = tmp_path / "witness"
+    target = tmp_path / "run" / "checkpoints" / "step-00000012" / "training.pt"
+    # A pickle that would create a file, written by hand.
+    target.write_bytes(b"cbuiltins\nopen\n(V" + str(witness).encode() + b"\nVw\ntR.")
+    shown = run(config, tmp_path / "run", resume=True)
+    assert not witness.exists()
+    assert "training.pt" in shown.replace("\n", "")
+    assert "resumed     from step 8" in shown
+
+
+def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    before = records(tmp_path / "run")
+    shown = run(config, tmp_path / "run", resume=True)
+    assert "Finished: 12 steps" in shown
+    assert records(tmp_path / "run") == before
+
+
+def test_a_run_is_not_continued_with_another_config(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    with pytest.raises(RefusedError, match=r"optimizer.lr \(was 0.01, is 0.02\)"):
+        run(config, tmp_path / "run", "optimizer.lr=0.02", resume=True)
+    # What does not change the computation may change.
+    run(config, tmp_path / "run", "metrics.log_every=1", "checkpoint.keep=1", resume=True)
+
+
+def test_a_run_is_not_continued_on_other_data(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    manifest = tmp_path / "run" / "manifest.json"
+    digest = json.loads(manifest.read_text())["data"]["digest"]
+    manifest.write_text(manifest.read_text().replace(digest, "0" * 64))
+    with pytest.raises(RefusedError, match="was trained on other data"):
+        run(config, tmp_path / "run", resume=True)
+
+
+def test_nothing_is_overwritten(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    with pytest.raises(RefusedError, match="holds a run already; continue it with --resume"):
+        run(config, tmp_path / "run")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.tex").write_text("years of work")
+    for resume in (False, True):
+        with pytest.raises(RefusedError, match="exists and is not empty"):
+            run(config, full, resume=resume)
+    assert [p.name for p in full.iterdir()] == ["thesis.tex"]
+    assert all(torch.equal(v, before[k]) for k, v in weights(tmp_path / "run").items())
+
+
+def test_runs_without_a_place_are_numbered(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = write_config(tmp_path, corpus, steps=4)
+    for _ in range(3):
+        run(config, None)
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2", "tiny-3"]
+
+
+def test_two_processes_do_not_train_in_one_directory(corpus, tmp_path):
+    from mars.training.run_directory import RunDirectory
+
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    with (
+        RunDirectory(tmp_path / "run").lock(),
+        pytest.raises(RefusedError, match="another process is training in"),
+    ):
+        run(config, tmp_path / "run", resume=True)
+
+
+def test_a_full_disk_loses_nothing_that_was_written(corpus, tmp_path, monkeypatch):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "whole")
+    real = os.fsync
+    taken = []
+
+    def failing(descriptor):
+        taken.append(1)
+        if len(taken) > 12:
+            raise OSError(28, "No space left on device")
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises((OSError, RefusedError), match="No space left on device"):
+        run(config, tmp_path / "run")
+    monkeypatch.undo()
+    assert checkpoint.newest_step(tmp_path / "run" / "checkpoints") in (4, 8)
+    run(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_tensorboard_and_wandb_receive_the_records(corpus, tmp_path):
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run", "tensorboard=true", "metrics.wandb=offline")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    loss = next(tag for tag in tags if "loss" in tag and "train" in tag)
+    assert [e.step for e in events.Scalars(loss)] == [1, 3, 6, 9, 12]
+    assert list((tmp_path / "run").rglob("*.wandb"))
