@@ -28,7 +28,6 @@ from mars.metrics.console import make_display
 from mars.models.gpt2 import GPT2
 from mars.training.assemble import assemble
 from mars.training.run_directory import RunDirectory
-from mars.training.trainer import Trainer
 
 
 def config(optimizer: str, *, steps: int, data: Path) -> Run:
@@ -82,31 +81,29 @@ class Clock:
 
 def trainer_run(run: Run, folder: Path) -> tuple[float, float]:
     """Return the trainer's tokens a second, and the part of its time that is its own."""
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    display = make_display(console)
-    assembled = assemble(
-        run, RunDirectory(folder), display=display, resume=False, tell=display.message
-    )
-    trainer: Trainer = assembled.trainer
-    parts = trainer._parts
-    stepper, clock, validation = parts.stepper, Clock(), Clock()
-    stepper._model = clock.wrap(stepper._model)
-    stepper.optimizer.step = clock.wrap(stepper.optimizer.step)
-    trainer._validate = validation.wrap(trainer._validate)
+    display = make_display(Console(file=io.StringIO(), force_terminal=True, width=100))
+    directory = RunDirectory(folder)
+    compute, validation = Clock(), Clock()
     backward = torch.Tensor.backward
-    torch.Tensor.backward = clock.wrap(backward)
-    display.start(assembled.header)
-    start = time.perf_counter()
-    try:
-        trainer.run()
-    finally:
-        torch.Tensor.backward = backward
-    # The model's forward is timed in validation too; take both out.
-    seconds = time.perf_counter() - start - validation.seconds
-    assembled.close()
+    with assemble(run, directory, display=display, resume=False, tell=display.message) as (
+        trainer,
+        header,
+    ):
+        stepper = trainer._parts.stepper
+        stepper._model = compute.wrap(stepper._model)
+        stepper.optimizer.step = compute.wrap(stepper.optimizer.step)
+        trainer._validate = validation.wrap(trainer._validate)
+        torch.Tensor.backward = compute.wrap(backward)
+        display.start(header)
+        start = time.perf_counter()
+        try:
+            trainer.run()
+        finally:
+            torch.Tensor.backward = backward
+        seconds = time.perf_counter() - start - validation.seconds
     display.close()
     steps, tokens = run.training.steps, run.training.batch_size * run.model.context_length
-    own = 1 - (clock.seconds - validation.seconds) / seconds
+    own = 1 - compute.seconds / seconds
     return steps * tokens / seconds, own
 
 

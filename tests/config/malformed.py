@@ -190,6 +190,11 @@ _OPTIMIZERS = [
     _set("norm, no clip", "clip=none", "max_norm=2", words=("max_norm = 2.0", 'clip = "none"')),
     _set("lean, clipped", "lean=true", words=("optimizer.lean = true", 'optimizer.clip = "none"')),
     _set("lean, corrected", "lean=true", "clip=none", words=('second_moment = "gradient"',)),
+    _set(
+        "exact, scaled",
+        *("exact=true", "precision=float16"),
+        words=('training.precision = "float16"', "optimizer.exact", "bfloat16"),
+    ),
     _set("lean, exact", "lean=true", "exact=true", words=("lean = true", "exact = false")),
     _set(
         "lean with a stored gradient",

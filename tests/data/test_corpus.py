@@ -1,5 +1,6 @@
 """Reading a corpus: one sequence of tokens whatever the shards, and every damage named."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from mars.config.errors import RefusedError
 from mars.data.corpus import Corpus, Tokens, load_tokenizer
+from mars.data.manifest import File, read_manifest
 from mars.data.tokenizers import ByteTokenizer, make_tokenizer
 from mars.data.writer import write_corpus
 
@@ -197,6 +199,15 @@ def test_an_edited_manifest_is_named(folder, number):
     with pytest.raises(RefusedError, match=r"manifest\.json has been edited") as caught:
         Corpus.open(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_manifest_reaches_no_file_outside_its_folder(folder):
+    manifest = read_manifest(folder)
+    outside = (File("../secret", "0" * 64),)
+    forged = dataclasses.replace(manifest, tokenizer_files=outside)  # its digest fits
+    (folder / "manifest.json").write_text(forged.to_json())
+    with pytest.raises(RefusedError, match="contradictory file names"):
+        Corpus.open(folder)
 
 
 # The tokenizer of a corpus.

@@ -235,9 +235,13 @@ def test_anything_else_is_refused(files, tmp_path):
         text(files, tmp_path / "out", separator="|", **options)
     with pytest.raises(RefusedError, match=r"its shard_tokens differ"):
         text(files, tmp_path / "out", shard_tokens=100, **options)
-    files[0].write_text("Document 0")
-    with pytest.raises(RefusedError, match=r"its sha256 differ"):
-        text(files, tmp_path / "out", **options)
+
+
+def test_one_changed_byte_is_another_corpus(files, tmp_path):
+    text(files[1:], tmp_path / "out", validation=files[:1])
+    files[9].write_text("Document 9")
+    with pytest.raises(RefusedError, match=r"\(its sha256 differ\)"):
+        text(files[1:], tmp_path / "out", validation=files[:1])
 
 
 def test_twice_prepared_digests_are_equal(files, tmp_path):

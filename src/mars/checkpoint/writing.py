@@ -151,6 +151,7 @@ class _HashedFile(io.FileIO):
         self.length = 0
 
     def write(self, data: "ReadableBuffer", /) -> int:
+        """Write what one system call takes, and return how much that was."""
         # One system call writes at most 2 GiB; the buffer above comes back with the rest.
         written = super().write(data)
         self.sha256.update(memoryview(data)[:written])

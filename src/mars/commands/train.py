@@ -67,14 +67,12 @@ def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: 
 
     display = make_display(console)
     try:
-        assembled = assemble(
-            config, directory, display=display, resume=resume, tell=display.message
-        )
-        try:
-            display.start(assembled.header)
-            outcome = assembled.trainer.run()
-        finally:
-            assembled.close()
+        with assemble(config, directory, display=display, resume=resume, tell=display.message) as (
+            trainer,
+            header,
+        ):
+            display.start(header)
+            outcome = trainer.run()
         display.finish(summary(config, directory, outcome))
     finally:
         display.close()

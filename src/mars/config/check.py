@@ -100,6 +100,8 @@ def check(run: Run) -> None:
     _check_options(run.optimizer)
     if run.optimizer.lean:
         _check_lean(run.optimizer)
+    if run.optimizer.exact and run.training.precision == "float16":
+        _refuse("training.precision", "float16", "does not go with optimizer.exact; use bfloat16")
 
 
 def _refuse(key: str, value: object, reason: str) -> NoReturn:

@@ -1,11 +1,13 @@
 """From a config to a trainer: the only place where the rooms meet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,21 +32,11 @@ from mars.training.trainer import Parts, Trainer
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """A trainer that is ready to run, and what holds its directory."""
+class Assembled(NamedTuple):
+    """A trainer that is ready to run, and what to say about it before."""
 
     trainer: Trainer
     header: Header
-    sinks: Sinks
-    lock: IO[str]
-
-    def close(self) -> None:
-        """Let go of files, sinks and the directory."""
-        try:
-            self.sinks.close()
-        finally:
-            self.lock.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +50,11 @@ class _Built:
     device: torch.device
 
 
+@contextmanager
 def assemble(
     config: Run, directory: RunDirectory, *, display: Display, resume: bool, tell: Tell
-) -> Assembled:
-    """Return a trainer for a checked config.
+) -> Iterator[Assembled]:
+    """Give a trainer for a checked config; leaving the context closes its files.
 
     Everything is built before the run directory is made or touched, so what cannot run leaves
     nothing behind. With ``resume``, a run that is there goes on from its newest good checkpoint.
@@ -72,35 +65,33 @@ def assemble(
         check_resumed(directory, config)
         _check_data(directory, built.corpus)
     else:
-        tokenizer = built.corpus.tokenizer
-        manifest = _manifest(config, built)
-        directory.create(config, manifest, tokenizer=tokenizer.files())
-    lock = directory.lock()
-    loaded = checkpoint.load_newest(directory.checkpoints) if is_resumed else None
-    for complaint in loaded.rejected if loaded else []:
-        tell(complaint)
-    records = JsonlSink(
-        directory.metrics, position=loaded.training["metrics_position"] if loaded else 0
-    )
-    sinks = Sinks([records, *_optional_sinks(config, directory, loaded.step if loaded else None)])
-    parts = Parts(
-        config=config,
-        model=built.model,
-        stepper=built.stepper,
-        task=built.task,
-        rate=_rate(config),
-        directory=directory,
-        records=records,
-        sinks=sinks,
-        display=display,
-        ideal_seconds=_ideal_seconds(config, built),
-    )
-    trainer = Trainer(parts)
-    if loaded:
-        built.model.load_state_dict(loaded.model)
-        trainer.restore(loaded.training)
-    header = _header(config, directory, built, loaded.step if loaded else None)
-    return Assembled(trainer, header, sinks, lock)
+        files = built.corpus.tokenizer.files()
+        directory.create(config, _manifest(config, built), tokenizer=files)
+    with ExitStack() as stack:
+        stack.enter_context(directory.lock())
+        loaded = checkpoint.load_newest(directory.checkpoints) if is_resumed else None
+        for complaint in loaded.rejected if loaded else []:
+            tell(complaint)
+        position = loaded.training["metrics_position"] if loaded else 0
+        records = JsonlSink(directory.metrics, position=position)
+        optional = _optional_sinks(config, directory, loaded.step if loaded else None)
+        parts = Parts(
+            config=config,
+            model=built.model,
+            stepper=built.stepper,
+            task=built.task,
+            rate=_rate(config),
+            directory=directory,
+            records=records,
+            sinks=stack.enter_context(Sinks([records, *optional])),
+            display=display,
+            ideal_seconds=_ideal_seconds(config, built),
+        )
+        trainer = Trainer(parts)
+        if loaded:
+            built.model.load_state_dict(loaded.model)
+            trainer.restore(loaded.training)
+        yield Assembled(trainer, _header(config, directory, built, loaded.step if loaded else None))
 
 
 def open_corpus(data: Data, *, tell: Tell) -> Corpus:
@@ -117,6 +108,7 @@ def open_corpus(data: Data, *, tell: Tell) -> Corpus:
 
 
 def _build(config: Run, *, tell: Tell) -> _Built:
+    _check_sinks(config)
     device = resolve_device(config.training.device)
     corpus = open_corpus(config.data, tell=tell)
     if config.model.vocab_size < corpus.manifest.vocab_size:
@@ -199,6 +191,20 @@ def _optional_sinks(config: Run, directory: RunDirectory, resumed_from: int | No
             )
         )
     return sinks
+
+
+def _check_sinks(config: Run) -> None:
+    """Refuse sinks whose packages are missing, before anything is made."""
+    wanted = {
+        "metrics.tensorboard": ("tensorboard", config.metrics.tensorboard),
+        "metrics.wandb": ("wandb", config.metrics.wandb != "off"),
+    }
+    for key, (package, is_wanted) in wanted.items():
+        if is_wanted and find_spec(package) is None:
+            raise RefusedError(
+                f"{key} needs {package}, which is not installed: "
+                "pip install 'mars-optimizer[track]', or leave it out"
+            )
 
 
 def _manifest(config: Run, built: _Built) -> dict[str, Any]:
