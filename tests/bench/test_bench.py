@@ -240,7 +240,7 @@ def test_extra_memory_is_judged_on_the_worst_of_ours(matrices):
     worst = max(row["peak_extra_bytes"] for row in ours)
     largest = matrices.data["sizes"][0]["largest_tensor_bytes"]
     assert largest == 4 * 4000
-    assert measured(matrices)[budget] == worst / largest
+    assert measured(matrices)[budget] == worst / (largest + 64 * 2**20)
 
 
 # What is printed.

@@ -22,6 +22,8 @@ _ENGINES_OVER_MUON = ("eager", "fused")
 _STATE = (("", ("eager", "fused"), 12), (" lean", ("lean-eager", "lean-fused"), 8))
 _STATE_BFLOAT16 = 10
 _IMPORT = 1.1
+# What scratch memory may take beside one largest tensor: models of small tensors need some too.
+_ALLOWED_EXTRA_BYTES = 64 * 2**20
 
 ELSEWHERE = (
     "Not measured here: exact over approx (benchmarks/exact_cost.py) and training throughput."
@@ -66,15 +68,15 @@ def _over_muon(size: SizeReport) -> list[Verdict]:
 
 
 def _extra_memory(size: SizeReport) -> list[Verdict]:
-    """Return the verdict on the MARS step that holds most, in largest tensors."""
+    """Return the verdict on the MARS step that holds most, over what it may hold."""
     ours = [row for row in size.rows if row.subject.startswith("mars-")]
     if not ours:
         return []
     worst: Row = max(ours, key=lambda row: row.peak_extra_bytes)
     return [
         _at_most(
-            f"extra memory / largest tensor, worst: {worst.subject}",
-            worst.peak_extra_bytes / size.largest_tensor_bytes,
+            f"extra memory / (largest tensor + 64 MB), worst: {worst.subject}",
+            worst.peak_extra_bytes / (size.largest_tensor_bytes + _ALLOWED_EXTRA_BYTES),
             limit=1.0,
         )
     ]

@@ -6,6 +6,7 @@ decides what comes next is in a checkpoint, so a resumed run is the run that nev
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,7 @@ class Trainer:
         self._parts = parts
         self._config = parts.config
         self._peaks = [group["lr"] for group in parts.stepper.optimizer.param_groups]
+        self._saved_step: int | None = None
         self._validation: dict[str, float] = {}
         # Where the clock was when the last training record was written.
         self._recorded_step = self.progress.step
@@ -84,7 +86,7 @@ class Trainer:
         steps = self._config.training.steps
         self._parts.model.train()
         self._ticked_at = self._recorded_at = time.perf_counter()
-        with StopRequest() as stop:
+        with StopRequest() as stop, closing(self._parts.task.batches):
             while self.progress.step < steps and stop.name is None:
                 self._advance()
                 done = self.progress.step
@@ -93,9 +95,8 @@ class Trainer:
                     self._validate()
                 if is_last or done % self._config.checkpoint.every == 0:
                     self._save()
-            if stop.name is not None and self.progress.step < steps:
+            if self._saved_step != self.progress.step:  # a signal came between checkpoints
                 self._save()
-        self._parts.task.batches.close()
         unfinished = self.progress.step < steps
         return Outcome(self.progress, stop.name if unfinished else None, self._validation)
 
@@ -105,7 +106,7 @@ class Trainer:
         self._parts.stepper.load_state_dict(training["stepper"])
         self._parts.task.batches.load_state_dict(training["batches"])
         checkpoint.restore_random_state_(training["random"])
-        self._recorded_step = self.progress.step
+        self._recorded_step = self._saved_step = self.progress.step
 
     def _advance(self) -> None:
         """Take one step, and record it when one is due."""
@@ -169,6 +170,7 @@ class Trainer:
             },
             keep=self._config.checkpoint.keep,
         )
+        self._saved_step = self.progress.step
         self._tick()
         self._recorded_step, self._recorded_at = self.progress.step, time.perf_counter()
 

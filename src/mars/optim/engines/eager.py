@@ -28,7 +28,7 @@ from mars.optim.rules.adamw import step_tensor, torch_step_, torch_step_applies
 # in the last-level cache. Elsewhere: enough work to fill the device, 64 MB of float32 at a time.
 _CHUNK_ELEMENTS = {"cpu": 2**19}
 _CHUNK_ELEMENTS_ELSEWHERE = 2**24
-_MATRIX_CHUNK_ELEMENTS = 2**22
+_MATRIX_CHUNK_ELEMENTS = 2**21
 
 
 @dataclass(frozen=True, slots=True)
