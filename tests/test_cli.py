@@ -12,10 +12,16 @@ from mars import cli
 ROOT = Path(__file__).parents[1]
 
 
-def test_help_lists_every_command_with_one_line(capsys):
+def test_help_lists_every_command_with_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     assert cli.main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert "Step time and memory, against torch and other ports of MARS." in out
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line.startswith("•")] == [
+        "• train    Train a model: from a preset or a TOML file to a run directory.",
+        "• prepare  Turn text into a corpus of tokens to train on.",
+        "• sample   Let a trained model continue a prompt.",
+        "• bench    Step time and memory, against torch and other ports of MARS.",
+    ]
 
 
 def test_help_of_bench_lists_every_option_and_says_defaults(capsys):

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mars._version import __version__
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -70,6 +72,9 @@ def _parse(arguments: list[str]) -> object:
         "bench": BenchOptions,
     }
     asked, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if asked == "--version":
+        _print_plain(_console(), f"mars {__version__}")
+        raise SystemExit(0)
     if asked in ("-h", "--help"):
         app = tyro.extras.SubcommandApp()
         for name, options in commands.items():
@@ -97,9 +102,10 @@ def _one_value_each(arguments: list[str]) -> list[str]:
     made: list[str] = []
     setting = False
     for argument in arguments:
-        if setting and made[-1] != "--set" and not argument.startswith("-"):
+        is_value = setting and "=" in argument and not argument.startswith("-")
+        if is_value and made[-1] != "--set":
             made.append("--set")
-        setting = argument == "--set" or (setting and not argument.startswith("-"))
+        setting = argument == "--set" or is_value
         made.append(argument)
     return made
 
@@ -158,7 +164,15 @@ def _console(*, stderr: bool = False) -> "Console":
     """Return a console that is as wide as the terminal, or 100 columns wide without one."""
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False)
+    class Steady(Console):
+        """A console that falls silent when nobody reads it any more: the work goes on."""
+
+        def on_broken_pipe(self) -> None:
+            """Say nothing from now on."""
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+    console = Steady(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = 100
     return console

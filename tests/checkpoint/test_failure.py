@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mars.checkpoint import CheckpointError, load, load_newest, save, writing
-from mars.config.errors import RefusedError
+from mars.checkpoint import CheckpointError, SaveError, load, load_newest, save, writing
+from mars.config.errors import FailedError, RefusedError
 
 
 def write(folder: Path, step: int, *, keep: int = 2) -> Path:
@@ -33,15 +33,15 @@ def assert_only_step_100_is_there(folder: Path) -> None:
     assert loaded.model["weight"].unique().tolist() == [100.0]
 
 
-def test_a_full_disk_is_refused_before_writing(folder, monkeypatch):
+def test_a_full_disk_is_noticed_before_writing(folder, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 10**6 - 70_000, 70_000))
     monkeypatch.setattr(writing, "_write", lambda *_, **__: pytest.fail("it was written"))
-    with pytest.raises(RefusedError, match=r"takes 0\.6 MB and 0\.1 MB are free") as refused:
+    with pytest.raises(SaveError, match=r"takes 0\.6 MB and 0\.1 MB are free") as failed:
         write(folder, 200)
-    assert f"saving {folder / 'step-00000200'} failed" in str(refused.value)
-    assert f"step 100 is good: {folder / 'step-00000100'}" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert f"saving {folder / 'step-00000200'} failed" in str(failed.value)
+    assert f"step 100 is good: {folder / 'step-00000100'}" in str(failed.value)
+    assert "\n" not in str(failed.value)
     assert_only_step_100_is_there(folder)
 
 
@@ -58,7 +58,7 @@ def test_a_disk_that_fills_up_while_writing_loses_nothing(folder, monkeypatch, b
         return real(self, data)
 
     monkeypatch.setattr(writing._HashedFile, "write", limited)
-    with pytest.raises(CheckpointError, match="No space left on device; step 100 is good"):
+    with pytest.raises(SaveError, match="No space left on device; step 100 is good"):
         write(folder, 200)
     assert_only_step_100_is_there(folder)
 
@@ -68,7 +68,7 @@ def test_a_write_the_system_refuses_loses_nothing(folder, limit):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
-        with pytest.raises(CheckpointError, match="File too large; step 100 is good"):
+        with pytest.raises(SaveError, match="File too large; step 100 is good"):
             write(folder, 200)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -90,7 +90,7 @@ def test_a_disk_that_does_not_confirm_loses_nothing(folder, monkeypatch, failing
     monkeypatch.setattr(os, "fsync", broken)
     # Two states, the manifest, their folder; the fifth is for the name, which it has by then.
     good = 100 if failing < 4 else 200
-    with pytest.raises(CheckpointError, match=f"Input/output error; step {good} is good"):
+    with pytest.raises(SaveError, match=f"Input/output error; step {good} is good"):
         write(folder, 200)
     assert load_newest(folder).step == good
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
@@ -152,7 +152,7 @@ def test_a_failed_replacement_keeps_the_old_one(folder, monkeypatch):
         return real(self, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(CheckpointError, match="step 100 is good"):
+    with pytest.raises(SaveError, match="step 100 is good"):
         write(folder, 100)
     monkeypatch.undo()
     assert load_newest(folder).step == 100
@@ -165,9 +165,55 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, inside):
     blocker = tmp_path / "checkpoints"
     blocker.write_text("a file")
     folder = blocker / "deeper" if inside else blocker
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(SaveError) as failed:
         write(folder, 1)
-    assert f"saving {folder / 'step-00000001'} failed" in str(refused.value)
-    assert ("Not a directory" if inside else "File exists") in str(refused.value)
-    assert f"no other checkpoint in {folder} is good" in str(refused.value)
+    assert f"saving {folder / 'step-00000001'} failed" in str(failed.value)
+    assert ("Not a directory" if inside else "File exists") in str(failed.value)
+    assert f"no other checkpoint in {folder} is good" in str(failed.value)
     assert blocker.read_text() == "a file"
+
+
+def deny_listing(monkeypatch, folder: Path, *, after: int) -> None:
+    """Make a folder unreadable once it was listed a number of times."""
+    left = after
+    real = Path.iterdir
+
+    def iterdir(self):
+        nonlocal left
+        if self == folder:
+            left -= 1
+            if left < 0:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return real(self)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_folder_that_cannot_be_listed_fails_the_save(folder, monkeypatch, after):
+    # The first listing is for leftovers, the second, with the checkpoint in place, for rotation.
+    deny_listing(monkeypatch, folder, after=after)
+    with pytest.raises(SaveError) as failed:
+        write(folder, 200)
+    assert str(failed.value) == (
+        f"saving {folder / 'step-00000200'} failed: Permission denied ({folder}); "
+        f"checkpoints {folder} cannot be read: Permission denied"
+    )
+    monkeypatch.undo()
+    assert load_newest(folder).step == (100, 200)[after]
+
+
+def test_a_folder_that_cannot_be_listed_does_not_hide_damage(folder, monkeypatch):
+    (folder / "step-00000100" / "model.pt").write_bytes(b"")
+    deny_listing(monkeypatch, folder, after=0)
+    with pytest.raises(
+        CheckpointError, match=r"model\.pt is damaged: .* cannot be read: Permission"
+    ):
+        load(folder / "step-00000100")
+
+
+def test_what_went_wrong_is_told_from_what_is_refused():
+    assert issubclass(SaveError, FailedError)
+    assert not issubclass(SaveError, RefusedError)
+    assert issubclass(CheckpointError, RefusedError)
+    assert not issubclass(CheckpointError, FailedError)

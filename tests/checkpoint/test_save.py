@@ -63,7 +63,8 @@ tensors = st.builds(
     shapes,
     st.integers(-100, 100),
 )
-values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | tensors
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | dtypes
+values = plain | tensors
 keys = st.text() | st.integers()
 states = st.dictionaries(
     keys,
@@ -165,6 +166,18 @@ def test_resume_is_bitwise_identical(tmp_path):
     assert same(dict(resumed.state_dict()), dict(model.state_dict()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_dtype_of_a_group_comes_back(tmp_path, dtype):
+    def build():
+        return mars.MARS([nn.Parameter(torch.ones(2, 2))], lr=1e-2, last_grad_dtype=dtype)
+
+    path = save(tmp_path, step=1, model={}, training=build().state_dict(), keep=1)
+    restarted = build()
+    restarted.param_groups[0]["last_grad_dtype"] = None
+    restarted.load_state_dict(load(path).training)
+    assert restarted.param_groups[0]["last_grad_dtype"] is dtype
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_rotation_keeps_the_newest(tmp_path, keep):
     for step in range(1, 7):
@@ -241,6 +254,7 @@ class Wrapped(torch.Tensor):
         (torch.eye(2).to_sparse(), "sparse"),
         (torch.ones(2).as_subclass(Wrapped), "Wrapped"),
         ({(1, 2): 3}, "(1, 2)"),
+        ({torch.float32: 3}, "torch.float32"),
     ],
 )
 def test_what_could_not_be_loaded_is_refused_by_its_place(tmp_path, value, named):

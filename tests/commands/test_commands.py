@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from mars import cli
+from mars.config.load import documentation
 from mars.data.corpus import Corpus
 from training.runs import make_corpus, run, write_config
 
@@ -33,15 +36,16 @@ def test_the_presets_are_listed_one_by_one(capsys):
     assert "gpt2-xl-fineweb-edu-muon" in out
 
 
-def test_the_help_of_train_documents_every_key(capsys):
-    from mars.config.load import documentation
+def test_the_help_of_train_documents_every_key(capsys, monkeypatch):
+    def wide(*, stderr: bool = False) -> Console:
+        return Console(stderr=stderr, highlight=False, width=400)
 
+    monkeypatch.setattr(cli, "_console", wide)
     assert cli.main(["train", "--help"]) == 0
-    out = capsys.readouterr().out
+    # Without spaces, since a long entry is wrapped at any width.
+    lines = "".join(capsys.readouterr().out.split())
     for entry in documentation():
-        assert entry.key in out
-    words = " ".join(out.split())
-    assert "Strength of the correction" in words or "strength of the correction" in words
+        assert "".join(f"{entry.key}{entry.doc}".split()) in lines
 
 
 def test_settings_may_share_a_flag_or_not(tmp_path, monkeypatch, capsys):
@@ -49,6 +53,17 @@ def test_settings_may_share_a_flag_or_not(tmp_path, monkeypatch, capsys):
     for arguments in (["--set", "seed=1", "lr=-1"], ["--set", "seed=1", "--set", "lr=-1"]):
         assert cli.main(["train", "quickstart", *arguments]) == 2
         assert "optimizer.lr must be positive and finite, got -1" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_run(tmp_path, monkeypatch, capsys):
+    config = write_config(tmp_path, make_corpus(tmp_path))
+    place = tmp_path / "run" / "checkpoints"
+    full = SimpleNamespace(total=10**6, used=10**6, free=0)
+    monkeypatch.setattr("mars.checkpoint.writing.shutil.disk_usage", lambda _: full)
+    assert cli.main(["train", str(config), "--out", str(tmp_path / "run")]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"mars: saving {place / 'step-00000004'} failed: it takes ")
+    assert last.endswith(f"choose another disk; no other checkpoint in {place} is good")
 
 
 def test_sampling_continues_the_prompt_and_repeats_with_its_seed(trained, capsys):

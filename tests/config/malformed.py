@@ -195,6 +195,11 @@ _OPTIMIZERS = [
         *("exact=true", "precision=float16"),
         words=('training.precision = "float16"', "optimizer.exact", "bfloat16"),
     ),
+    _set(
+        "scaled, no skipping",
+        *("precision=float16", "skip_nonfinite=false"),
+        words=("training.skip_nonfinite = false", "float16"),
+    ),
     _set("lean, exact", "lean=true", "exact=true", words=("lean = true", "exact = false")),
     _set(
         "lean with a stored gradient",

@@ -1,7 +1,9 @@
 """The loop: what it records, and that stopping it anywhere changes nothing."""
 
+import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from mars import checkpoint
-from mars.config.errors import RefusedError
+from mars.config.errors import FailedError, RefusedError
 from mars.training.step import NonfiniteError, Stepper
 from training.runs import (
     assert_same_run,
@@ -65,6 +67,10 @@ def stop_after(monkeypatch):
         *((name, ()) for name in OPTIMIZERS),
         *(("mars-adamw", EXACT), ("mars-m", EXACT), ("mars-adamw", LEAN)),
         ("mars-adamw", ("training.precision=bfloat16",)),
+        ("mars-adamw", ("training.precision=float16", "optimizer.clip=global")),
+        ("mars-lion", ("optimizer.last_grad_dtype=bfloat16",)),
+        ("muon", ("training.precision=float16",)),
+        ("adamw", ("optimizer.fused=true", "training.activation_checkpointing=true")),
     ],
 )
 def test_a_stopped_and_resumed_run_is_the_one_that_never_stopped(
@@ -75,14 +81,14 @@ def test_a_stopped_and_resumed_run_is_the_one_that_never_stopped(
     stop_after(6)
     shown = run(config, tmp_path / "stopped", *settings)
     assert "Stopped by SIGTERM" in shown
-    assert f"--out {tmp_path / 'stopped'} --resume" in shown
+    assert f"mars train --resume --out {tmp_path / 'stopped'}" in shown
     assert checkpoint.newest_step(tmp_path / "stopped" / "checkpoints") == 6
     shown = run(config, tmp_path / "stopped", *settings, resume=True)
     assert "resumed     from step 6" in shown
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_exits_with_0(number, corpus, tmp_path):
     config = write_config(tmp_path, corpus, steps=100_000, every=100_000)
     out = tmp_path / "run"
@@ -100,6 +106,47 @@ def test_a_signal_saves_and_exits_with_0(number, corpus, tmp_path):
     step = checkpoint.newest_step(out / "checkpoints")
     assert step >= 1
     assert checkpoint.load_newest(out / "checkpoints").training["progress"]["step"] == step
+
+
+def test_a_second_interrupt_leaves_at_once(corpus, tmp_path, stop_after):
+    config = write_config(tmp_path, corpus, every=12)
+    stop_after(6, signal.SIGINT)
+    whole = Stepper.__call__
+
+    def impatient(self, *args, **kwargs):
+        result = whole(self, *args, **kwargs)
+        if self.interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stepper, "interrupted", property(interrupted_after(6)), raising=False)
+        patch.setattr(Stepper, "__call__", impatient)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "run")
+    assert checkpoint.newest_step(tmp_path / "run" / "checkpoints") is None
+
+
+def interrupted_after(step: int):
+    """Return what says whether it was asked so many times."""
+    asked = []
+
+    def is_due(_) -> bool:
+        asked.append(1)
+        return len(asked) == step
+
+    return is_due
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(corpus, tmp_path):
+    config = write_config(tmp_path, corpus, steps=60)
+    command = [sys.executable, "-m", "mars", "train", str(config), "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        process.stdout.readline()
+        process.stdout.close()
+    assert process.returncode == 0
+    assert checkpoint.newest_step(tmp_path / "run" / "checkpoints") == 60
 
 
 def test_a_run_is_the_same_for_any_number_of_workers(corpus, tmp_path):
@@ -194,6 +241,12 @@ def test_a_step_that_is_not_finite_can_stop_the_run(corpus, tmp_path, monkeypatc
     run(config, tmp_path / "run", "skip_nonfinite=false", resume=True)
     run(config, tmp_path / "whole", "skip_nonfinite=false")
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_exact_mode_can_stop_the_run_too(corpus, tmp_path, monkeypatch):
+    poison(monkeypatch, 9)
+    with pytest.raises(NonfiniteError, match="norm is nan"):
+        run(write_config(tmp_path, corpus), tmp_path / "run", *EXACT, "skip_nonfinite=false")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign"])
@@ -307,7 +360,7 @@ def test_a_full_disk_loses_nothing_that_was_written(corpus, tmp_path, monkeypatc
         return real(descriptor)
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises((OSError, RefusedError), match="No space left on device"):
+    with pytest.raises((OSError, checkpoint.SaveError), match="No space left on device"):
         run(config, tmp_path / "run")
     monkeypatch.undo()
     assert checkpoint.newest_step(tmp_path / "run" / "checkpoints") in (4, 8)
@@ -328,3 +381,73 @@ def test_tensorboard_and_wandb_receive_the_records(corpus, tmp_path):
     loss = next(tag for tag in tags if "loss" in tag and "train" in tag)
     assert [e.step for e in events.Scalars(loss)] == [1, 3, 6, 9, 12]
     assert list((tmp_path / "run").rglob("*.wandb"))
+
+
+def test_what_fails_before_training_leaves_no_directory(corpus, tmp_path, monkeypatch):
+    from mars.training import assemble
+
+    def failing(*_):
+        raise RefusedError("no key")
+
+    monkeypatch.setattr(assemble, "_optional_sinks", failing)
+    config = write_config(tmp_path, corpus)
+    with pytest.raises(RefusedError, match="no key"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    run(config, tmp_path / "run")
+    # A run that was there stays, whatever fails.
+    monkeypatch.setattr(assemble, "_optional_sinks", failing)
+    with pytest.raises(RefusedError, match="no key"):
+        run(config, tmp_path / "run", resume=True)
+    assert checkpoint.newest_step(tmp_path / "run" / "checkpoints") == 12
+
+
+def test_a_restored_run_does_not_hold_the_checkpoint(corpus, tmp_path, monkeypatch):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000012")
+    alive = []
+    whole = Stepper.__call__
+
+    def counting(self, *args, **kwargs):
+        gc.collect()
+        alive.append(sum(type(each) is checkpoint.Loaded for each in gc.get_objects()))
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(Stepper, "__call__", counting)
+    run(config, tmp_path / "run", resume=True)
+    assert alive == [0, 0, 0, 0]
+
+
+def test_one_of_several_runs_is_not_guessed(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = write_config(tmp_path, corpus, steps=4)
+    run(config, None)
+    assert "Finished: 4 steps" in run(config, None, resume=True)
+    run(config, None)
+    with pytest.raises(RefusedError, match="runs/tiny, runs/tiny-2"):
+        run(config, None, resume=True)
+
+
+def test_another_machine_is_told(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(torch.__version__, "2.9.0"))
+    shown = run(config, tmp_path / "run", resume=True)
+    assert f"torch (was 2.9.0, is {torch.__version__})" in " ".join(shown.split())
+
+
+def test_several_processes_are_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RefusedError, match="one process"):
+        run(write_config(tmp_path, corpus), tmp_path / "run")
+
+
+def test_a_lack_of_memory_is_told_in_one_line(corpus, tmp_path):
+    settings = ("model.width=2000000", "model.heads=2")
+    with pytest.raises(FailedError, match="not enough memory") as failure:
+        run(write_config(tmp_path, corpus), tmp_path / "run", *settings)
+    assert "\n" not in str(failure.value)
+    assert not (tmp_path / "run").exists()

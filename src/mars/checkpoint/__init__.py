@@ -4,7 +4,7 @@ A checkpoint is a folder of two torch files and a manifest with their digests. L
 nothing from a file. What goes into a checkpoint, and when, is for training to say.
 """
 
-from mars.checkpoint.errors import CheckpointError
+from mars.checkpoint.errors import CheckpointError, SaveError
 from mars.checkpoint.folder import Found, find, newest_step
 from mars.checkpoint.random_state import capture_random_state, restore_random_state_
 from mars.checkpoint.reading import Loaded, load, load_newest
@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointError",
     "Found",
     "Loaded",
+    "SaveError",
     "capture_random_state",
     "find",
     "load",

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold: tensors and plain values, in dicts, lists and tuples.
+"""What a checkpoint may hold: tensors, dtypes and plain values, in dicts, lists and tuples.
 
 Anything else could be written, but not loaded without executing it; it is refused at the first
 save rather than missed at the first resume.
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from mars.checkpoint.errors import CheckpointError
 
 # Compared by identity: a NumPy float is a float to isinstance, and not loadable.
-_PLAIN = (bool, int, float, str, type(None))
+_KEYS = (bool, int, float, str, type(None))
+_PLAIN = (*_KEYS, torch.dtype)
 _TENSORS = (Tensor, nn.Parameter)
 
 
@@ -29,7 +30,7 @@ def tensors_in(value: object, *, where: str) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, dict) and kind in (dict, OrderedDict):
         for key, item in value.items():
-            if type(key) not in _PLAIN:
+            if type(key) not in _KEYS:
                 raise CheckpointError(
                     f"{where} has the key {key!r}; keys are numbers, strings, booleans or None"
                 )
@@ -40,7 +41,8 @@ def tensors_in(value: object, *, where: str) -> Iterator[Tensor]:
     elif kind not in _PLAIN:
         raise CheckpointError(
             f"{where} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds tensors, "
-            "numbers, strings, booleans and None, in dicts, lists and tuples: convert it first"
+            "dtypes, numbers, strings, booleans and None, in dicts, lists and tuples: "
+            "convert it first"
         )
 
 

@@ -35,18 +35,11 @@ class Found:
 def find(folder: Path) -> list[Found]:
     """Return the checkpoints of a folder, the oldest step first, without opening them."""
     try:
-        entries = list(folder.iterdir())
+        return _find(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(f"checkpoints {folder} cannot be read: {error.strerror}") from error
-    named = {int(m[1]): path for path in entries if (m := _STEP.fullmatch(path.name))}
-    replaced = {
-        int(m[2]): path
-        for path in entries
-        if (m := _HIDDEN.fullmatch(path.name)) and m[4] == "replaced"
-    }
-    return sorted(Found(step, path) for step, path in (replaced | named).items())
 
 
 def newest_step(folder: Path) -> int | None:
@@ -87,7 +80,7 @@ def rotate(folder: Path, *, step: int, keep: int) -> None:
 
     Later ones are left alone: a run that went back to an earlier step meets and replaces them.
     """
-    earlier = [found for found in find(folder) if found.step < step]
+    earlier = [found for found in _find(folder) if found.step < step]
     for found in earlier[: max(0, len(earlier) - keep + 1)]:
         _remove(found.path, path=step_path(folder, step=found.step))
 
@@ -114,6 +107,17 @@ def fsync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _find(folder: Path) -> list[Found]:
+    entries = list(folder.iterdir())
+    named = {int(m[1]): path for path in entries if (m := _STEP.fullmatch(path.name))}
+    replaced = {
+        int(m[2]): path
+        for path in entries
+        if (m := _HIDDEN.fullmatch(path.name)) and m[4] == "replaced"
+    }
+    return sorted(Found(step, path) for step, path in (replaced | named).items())
 
 
 def _remove(entry: Path, *, path: Path) -> None:

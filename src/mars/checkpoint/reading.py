@@ -67,7 +67,11 @@ def load_newest(folder: Path, *, map_location: str | torch.device = "cpu") -> Lo
 
 def good_one(folder: Path, *, before: float = inf) -> str:
     """Return a clause that names the newest verified checkpoint before a step."""
-    for found in reversed(find(folder)):
+    try:
+        candidates = find(folder)
+    except CheckpointError as error:  # it must not hide the error that the clause is for
+        return str(error)
+    for found in reversed(candidates):
         if found.step < before and _is_good(found.path):
             return f"step {found.step} is good: {found.path}"
     return f"no {'other' if before == inf else 'earlier'} checkpoint in {folder} is good"

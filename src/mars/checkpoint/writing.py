@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mars.checkpoint.contents import bytes_on_disk, tensors_in
-from mars.checkpoint.errors import CheckpointError
+from mars.checkpoint.errors import SaveError
 from mars.checkpoint.folder import (
     clear_leftovers,
     fsync,
@@ -49,14 +49,14 @@ def save(
     """Write a checkpoint, remove older ones beyond ``keep``, and return where it is.
 
     Everything is written under a hidden name, brought to disk, then renamed. If that fails,
-    nothing that was there before is lost, and the error says which checkpoint is still good.
+    nothing that was there before is lost, and `SaveError` says which checkpoint is still good.
 
     Args:
         folder: the folder of the run's checkpoints; made if need be.
         step: optimizer steps done; a checkpoint of the same step is replaced.
         model: the model's state_dict.
-        training: what else a resume needs: nested dicts, lists and tuples of tensors and plain
-            values.
+        training: what else a resume needs: nested dicts, lists and tuples of tensors, dtypes
+            and plain values.
         keep: how many checkpoints up to this step to keep, this one included.
         about: JSON for the manifest, for people and tools.
     """
@@ -79,7 +79,7 @@ def save(
         rotate(folder, step=step, keep=keep)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        raise CheckpointError(
+        raise SaveError(
             f"saving {path} failed: {error.strerror or error}{where}; {good_one(folder)}"
         ) from error
     return path

@@ -45,7 +45,7 @@ def sample(options: SampleOptions, console: Console) -> None:
 def run_tokenizer(directory: RunDirectory) -> Tokenizer:
     """Return the tokenizer of a run, from its directory alone."""
     name = directory.read_manifest()["tokenizer"]
-    has_files = any(directory.tokenizer.iterdir())
+    has_files = directory.tokenizer.is_dir() and any(directory.tokenizer.iterdir())
     return make_tokenizer(name, bpe=directory.tokenizer if has_files else None)
 
 

@@ -1,16 +1,18 @@
 """``mars train``: from a preset or a file to a finished run, or to one that can be resumed."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from mars.commands.listing import show_presets
-from mars.commands.options import TrainOptions
+from mars.commands.options import SampleOptions, TrainOptions
 from mars.config import presets
 from mars.config.check import check
-from mars.config.errors import RefusedError
+from mars.config.errors import FailedError, RefusedError
 from mars.config.load import load_file, override
 from mars.config.schema import Run
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 _RUNS = Path("runs")
 _SAMPLE_TOKENS = 240
-_SAMPLE_PROMPT = "def "
+# What small models are trained on: source as bytes, English as tokens.
+_PROMPTS = {"bytes": "def ", "gpt2": "The "}
+_LARGEST_SAMPLED = 12 * 768
 
 
 def train(options: TrainOptions, console: Console) -> None:
@@ -35,7 +39,7 @@ def train(options: TrainOptions, console: Console) -> None:
 
     out = options.out
     if options.resume:
-        directory = RunDirectory(out or _RUNS / config.name)
+        directory = RunDirectory(out or _only_run(config.name))
         if not directory.exists:
             check_new(directory.path)
     else:
@@ -57,8 +61,21 @@ def _named(options: TrainOptions) -> Run:
         is_file = path.suffix == ".toml" or path.is_file()
         return load_file(path) if is_file else presets.preset(options.config)
     if options.resume and options.out is not None:
+        if not (options.out / "run.toml").exists():
+            raise RefusedError(
+                f"there is no run in {options.out}; name what to train, or its place"
+            )
         return load_file(options.out / "run.toml")
     raise RefusedError("name a preset or a TOML file; mars train --list shows the presets")
+
+
+def _only_run(name: str) -> Path:
+    """Return the run of a name without ``--out``, or refuse to guess which one is meant."""
+    found = sorted(_RUNS.glob(f"{name}-[0-9]*"))
+    if found:
+        places = ", ".join(str(path) for path in (_RUNS / name, *found))
+        raise RefusedError(f"there are several runs of {name}; choose one with --out: {places}")
+    return _RUNS / name
 
 
 def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: bool) -> None:
@@ -67,9 +84,12 @@ def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: 
 
     display = make_display(console)
     try:
-        with assemble(config, directory, display=display, resume=resume, tell=display.message) as (
-            trainer,
-            header,
+        with (
+            memory_errors_in_words(),
+            assemble(config, directory, display=display, resume=resume, tell=display.message) as (
+                trainer,
+                header,
+            ),
         ):
             display.start(header)
             outcome = trainer.run()
@@ -77,17 +97,19 @@ def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: 
     finally:
         display.close()
     if outcome.stopped_by is None:
-        _show_sample(directory, console)
+        _show_sample(config, directory, console)
 
 
 def summary(config: Run, directory: "RunDirectory", outcome: "Outcome") -> "Summary":
     """Return what is said at the end of a run."""
     from mars.metrics.display import Summary
+    from mars.training.run_directory import command
 
     progress, path = outcome.progress, directory.path
     per_step = config.training.batch_size * config.model.context_length
     is_complete = outcome.stopped_by is None
-    resume = f"mars train {directory.config} --out {path} --resume"
+    prompt = _PROMPTS[_tokenizer(directory)]
+    sample = command("sample", str(path), "--prompt", prompt)
     return Summary(
         steps=progress.step,
         count=progress.step * per_step,
@@ -101,7 +123,7 @@ def summary(config: Run, directory: "RunDirectory", outcome: "Outcome") -> "Summ
             "config": str(directory.config),
             "checkpoints": str(directory.checkpoints),
         },
-        commands=(f'mars sample {path} --prompt "{_SAMPLE_PROMPT}"',) if is_complete else (resume,),
+        commands=(sample if is_complete else directory.resume_command,),
     )
 
 
@@ -110,14 +132,37 @@ def _details(directory: "RunDirectory", loss: float | None) -> list[str]:
     if loss is None:
         return []
     details = [f"perplexity {math.exp(min(loss, 700)):.4g}"]
-    if directory.read_manifest()["tokenizer"] == "bytes":
+    if _tokenizer(directory) == "bytes":
         details.append(f"{loss / math.log(2):.3f} bits per byte")
     return details
 
 
-def _show_sample(directory: "RunDirectory", console: Console) -> None:
-    from mars.commands.options import SampleOptions
+def _tokenizer(directory: "RunDirectory") -> str:
+    return str(directory.read_manifest()["tokenizer"])
+
+
+def _show_sample(config: Run, directory: "RunDirectory", console: Console) -> None:
+    """Print what a small model writes; a large one takes its time, when asked."""
+    if config.model.layers * config.model.width > _LARGEST_SAMPLED:
+        return
     from mars.commands.sample import sample
 
     console.print("\nWhat the model writes now:", style="bold")
-    sample(SampleOptions(directory.path, prompt=_SAMPLE_PROMPT, tokens=_SAMPLE_TOKENS), console)
+    prompt = _PROMPTS[_tokenizer(directory)]
+    sample(SampleOptions(directory.path, prompt=prompt, tokens=_SAMPLE_TOKENS), console)
+
+
+@contextmanager
+def memory_errors_in_words() -> Iterator[None]:
+    """Turn a lack of memory into one line with the way out."""
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise FailedError(
+            "there is not enough memory; lower training.micro_batch_size, or set "
+            "training.activation_checkpointing = true"
+        ) from error

@@ -102,6 +102,9 @@ def check(run: Run) -> None:
         _check_lean(run.optimizer)
     if run.optimizer.exact and run.training.precision == "float16":
         _refuse("training.precision", "float16", "does not go with optimizer.exact; use bfloat16")
+    if run.training.precision == "float16" and not run.training.skip_nonfinite:
+        reason = "does not go with float16, whose loss scale is found by steps that overflow"
+        _refuse("training.skip_nonfinite", False, reason)
 
 
 def _refuse(key: str, value: object, reason: str) -> NoReturn:

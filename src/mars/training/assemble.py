@@ -1,5 +1,7 @@
 """From a config to a trainer: the only place where the rooms meet."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
 
 from mars import checkpoint
 from mars.config.errors import RefusedError
@@ -56,26 +60,50 @@ def assemble(
 ) -> Iterator[Assembled]:
     """Give a trainer for a checked config; leaving the context closes its files.
 
-    Everything is built before the run directory is made or touched, so what cannot run leaves
-    nothing behind. With ``resume``, a run that is there goes on from its newest good checkpoint.
+    Everything is built before the run directory is made or touched, and a directory that was made
+    is removed again if anything fails before training, so what cannot run leaves nothing behind.
+    With ``resume``, a run that is there goes on from its newest good checkpoint.
     """
     built = _build(config, tell=tell)
     is_resumed = resume and directory.exists
     if is_resumed:
         check_resumed(directory, config)
         _check_data(directory, built.corpus)
+        _tell_changes(directory, built.device, tell=tell)
     else:
         files = built.corpus.tokenizer.files()
         directory.create(config, _manifest(config, built), tokenizer=files)
     with ExitStack() as stack:
-        stack.enter_context(directory.lock())
-        loaded = checkpoint.load_newest(directory.checkpoints) if is_resumed else None
-        for complaint in loaded.rejected if loaded else []:
-            tell(complaint)
-        position = loaded.training["metrics_position"] if loaded else 0
-        records = JsonlSink(directory.metrics, position=position)
-        optional = _optional_sinks(config, directory, loaded.step if loaded else None)
-        parts = Parts(
+        try:
+            stack.enter_context(directory.lock())
+            assembled = _connect(config, directory, built, display, resume=resume, stack=stack)
+        except BaseException:
+            if not is_resumed:
+                shutil.rmtree(directory.path, ignore_errors=True)
+            raise
+        yield assembled
+
+
+def _connect(
+    config: Run,
+    directory: RunDirectory,
+    built: _Built,
+    display: Display,
+    *,
+    resume: bool,
+    stack: ExitStack,
+) -> Assembled:
+    """Return the trainer with its sinks open and its state restored."""
+    loaded = checkpoint.load_newest(directory.checkpoints)
+    for complaint in loaded.rejected if loaded else []:
+        display.message(complaint)
+    position = loaded.training["metrics_position"] if loaded else 0
+    records = JsonlSink(directory.metrics, position=position)
+    sinks: list[Sink] = [records]
+    stack.callback(lambda: Sinks(sinks).close())
+    sinks += _optional_sinks(config, directory, (loaded.step if loaded else 0) if resume else None)
+    trainer = Trainer(
+        Parts(
             config=config,
             model=built.model,
             stepper=built.stepper,
@@ -83,15 +111,25 @@ def assemble(
             rate=_rate(config),
             directory=directory,
             records=records,
-            sinks=stack.enter_context(Sinks([records, *optional])),
+            sinks=Sinks(sinks),
             display=display,
             ideal_seconds=_ideal_seconds(config, built),
         )
-        trainer = Trainer(parts)
-        if loaded:
-            built.model.load_state_dict(loaded.model)
-            trainer.restore(loaded.training)
-        yield Assembled(trainer, _header(config, directory, built, loaded.step if loaded else None))
+    )
+    if loaded:
+        _restore(trainer, built.model, loaded)
+    return Assembled(trainer, _header(config, directory, built, loaded.step if loaded else None))
+
+
+def _restore(trainer: Trainer, model: GPT2, loaded: checkpoint.Loaded) -> None:
+    try:
+        model.load_state_dict(loaded.model)
+        trainer.restore(loaded.training)
+    except (KeyError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise RefusedError(
+            f"{loaded.path} is whole but does not fit this version or hardware: {reason}"
+        ) from error
 
 
 def open_corpus(data: Data, *, tell: Tell) -> Corpus:
@@ -109,6 +147,8 @@ def open_corpus(data: Data, *, tell: Tell) -> Corpus:
 
 def _build(config: Run, *, tell: Tell) -> _Built:
     _check_sinks(config)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RefusedError("mars train runs in one process; start it without torchrun")
     device = resolve_device(config.training.device)
     corpus = open_corpus(config.data, tell=tell)
     if config.model.vocab_size < corpus.manifest.vocab_size:
@@ -117,6 +157,8 @@ def _build(config: Run, *, tell: Tell) -> _Built:
             f"which has {corpus.manifest.vocab_size} tokens"
         )
     task = _language_modeling(config, corpus, device)
+    if config.training.compile:
+        _check_compiler()
     torch.manual_seed(config.seed)
     model = GPT2(
         config.model,
@@ -193,6 +235,17 @@ def _optional_sinks(config: Run, directory: RunDirectory, resumed_from: int | No
     return sinks
 
 
+def _check_compiler() -> None:
+    """Refuse ``training.compile`` where nothing can be compiled."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(2))
+    except (BackendCompilerFailed, InductorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RefusedError(
+            f"training.compile = true finds no working compiler: {reason}; set it to false"
+        ) from error
+
+
 def _check_sinks(config: Run) -> None:
     """Refuse sinks whose packages are missing, before anything is made."""
     wanted = {
@@ -225,6 +278,21 @@ def _check_data(directory: RunDirectory, corpus: Corpus) -> None:
             f"{directory.path} was trained on other data: its digest is {digest}, that of "
             f"{corpus.path} is {corpus.digest}; give the same corpus as data.path"
         )
+
+
+def _tell_changes(directory: RunDirectory, device: torch.device, *, tell: Tell) -> None:
+    """Say what of the machine is not as it was, since results may then differ in the last bits."""
+    before, now = directory.read_manifest(), describe_machine(device)
+    changed = [
+        f"{name} (was {before.get(name)}, is {now[name]})"
+        for name in ("version", "torch")
+        if before.get(name) != now[name]
+    ]
+    was = before.get("hardware", {}).get("device")
+    if was != now["hardware"]["device"]:
+        changed.append(f"device (was {was}, is {now['hardware']['device']})")
+    if changed:
+        tell(f"not bit-identical from here on: {', '.join(changed)}")
 
 
 def _header(

@@ -71,15 +71,13 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit this package's source is at, if it is a git checkout."""
-    source = Path(__file__).parent
+    """Return the commit this package's source is at, if it is a git checkout of this package."""
+    root = Path(__file__).parents[3]
+    command = ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(source), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    top, commit = done.stdout.split("\n")[:2]
+    # A package installed inside somebody's repository is not at that repository's commit.
+    return commit if Path(top) == root.resolve() else None

@@ -10,7 +10,9 @@ checkpoints/    step-00001000/ ...
 import fcntl
 import json
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def resume_command(self) -> str:
+        """What to type to continue the run."""
+        return command("train", "--resume", "--out", str(self.path))
+
+    @property
     def exists(self) -> bool:
         """Whether a run has been started here."""
         return self.config.exists()
@@ -66,7 +73,7 @@ class RunDirectory:
             manifest = json.loads(self.manifest.read_text())
         except (OSError, ValueError) as error:
             raise RefusedError(f"{self.manifest} cannot be read: {error}") from error
-        if not isinstance(manifest, dict):
+        if not isinstance(manifest, dict) or not {"tokenizer", "data", "seed"} <= manifest.keys():
             raise RefusedError(f"{self.manifest} is not the manifest of a run")
         return manifest
 
@@ -85,20 +92,40 @@ class RunDirectory:
             (made / self.manifest.name).write_text(json.dumps(dict(manifest), indent=2) + "\n")
             for name, content in tokenizer.items():
                 (made / self.tokenizer.name / name).write_bytes(content)
+            for path in (*made.rglob("*"), made):
+                _flush(path)
             made.rename(self.path)  # replaces an empty directory, which `check_new` allows
         except OSError as error:
-            shutil.rmtree(made, ignore_errors=True)
             raise RefusedError(f"{self.path} cannot be made: {error.strerror}") from error
+        finally:
+            shutil.rmtree(made, ignore_errors=True)  # nothing is there once it has its name
 
     def lock(self) -> IO[str]:
         """Return a file that keeps other processes out of this directory while it is open."""
         file = open(self.path / ".lock", "w")  # noqa: SIM115  # closed by whoever asked for it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             file.close()
             raise RefusedError(f"another process is training in {self.path}") from error
         return file
+
+
+def command(*arguments: str) -> str:
+    """Return a command line of this program as a person here can type it."""
+    called = Path(sys.argv[0])
+    is_elsewhere = called.name == "mars" and shutil.which("mars") != str(called)
+    program = os.path.relpath(called) if is_elsewhere else "mars"
+    return shlex.join([program, *arguments])
+
+
+def _flush(path: Path) -> None:
+    """Return once a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_new(path: Path) -> None:
@@ -128,6 +155,6 @@ def check_resumed(directory: RunDirectory, config: Run) -> None:
     ]
     if changed:
         raise RefusedError(
-            f"{directory.path} was started with another config: {', '.join(changed)}; resume with "
-            f"mars train {directory.config} --out {directory.path} --resume"
+            f"{directory.path} was started with another config: {', '.join(changed)}; resume it "
+            f"as it was with {directory.resume_command}"
         )

@@ -1,13 +1,16 @@
-"""Stopping politely: SIGTERM and SIGINT ask the loop to save and leave."""
+"""Stopping politely: SIGTERM, SIGINT and SIGHUP ask the loop to save and leave."""
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
 
 
 class StopRequest:
-    """A context in which SIGTERM and SIGINT are noted; a second SIGINT interrupts at once.
+    """A context in which signals to stop are noted; a second SIGINT interrupts at once.
 
     Outside the main thread, where signals cannot be caught, nothing is ever noted.
     """
@@ -18,7 +21,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -27,6 +30,12 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.name is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if self.name is not None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         self.name = signal.Signals(number).name
+        line = f"{self.name}: saving after this step; Ctrl-C leaves at once, without saving\n"
+        with contextlib.suppress(OSError):
+            # Past Python's buffers, in which this signal may have come.
+            os.write(sys.stderr.fileno(), line.encode())

@@ -67,9 +67,9 @@ class Stepper:
         if self._is_exact:
             return self._exact_step(batch)
         loss = self._gradients(batch)
-        if not self._config.skip_nonfinite:
-            self._refuse_nonfinite()
         is_skipped = not torch.isfinite(self._norm)
+        if is_skipped and not self._config.skip_nonfinite:
+            raise self._nonfinite()
         measures = {}
         if measure and not is_skipped and isinstance(self.optimizer, MARS):
             measures = correction_measures(self.optimizer)
@@ -78,7 +78,7 @@ class Stepper:
             self._scaler.update()
         elif not is_skipped:
             self.optimizer.step()
-        return Taken(loss, self._norm, bool(is_skipped), measures)
+        return Taken(loss, self._norm, is_skipped, measures)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, and the loss scaler's."""
@@ -93,7 +93,12 @@ class Stepper:
         """Take a step of exact mode, in which the optimizer itself leaves out non-finite steps."""
         assert isinstance(self.optimizer, MARS)
         before = self._skipped()
-        loss = self.optimizer.step(lambda: float(self._gradients(batch)))
+        try:
+            loss = self.optimizer.step(lambda: float(self._gradients(batch)))
+        except RuntimeError as error:
+            if not self._config.skip_nonfinite and not torch.isfinite(self._norm):
+                raise self._nonfinite() from error
+            raise
         return Taken(torch.tensor(loss), self._norm, self._skipped() > before, {})
 
     def _skipped(self) -> int:
@@ -121,9 +126,8 @@ class Stepper:
         if limit and not (self._device.type == "cpu" and self._norm + _CLIP_EPS <= limit):
             torch.nn.utils.clip_grads_with_norm_(self._params, limit, self._norm)
 
-    def _refuse_nonfinite(self) -> None:
-        if not torch.isfinite(self._norm):
-            raise NonfiniteError(
-                f"the gradients' norm is {float(self._norm)}; lower optimizer.lr, or leave such "
-                "steps out with training.skip_nonfinite = true"
-            )
+    def _nonfinite(self) -> NonfiniteError:
+        return NonfiniteError(
+            f"the gradients' norm is {float(self._norm)}; lower optimizer.lr, or leave such steps "
+            "out with training.skip_nonfinite = true"
+        )

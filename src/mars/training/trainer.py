@@ -7,7 +7,7 @@ decides what comes next is in a checkpoint, so a resumed run is the run that nev
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,7 +45,6 @@ class Outcome:
 
     progress: Progress
     stopped_by: str | None
-    validation: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +68,12 @@ class Parts:
 class Trainer:
     """Runs a built run from where it is to its end."""
 
-    def __init__(self, parts: Parts, progress: Progress | None = None) -> None:
-        self.progress = progress or Progress()
+    def __init__(self, parts: Parts) -> None:
+        self.progress = Progress()
         self._parts = parts
         self._config = parts.config
         self._peaks = [group["lr"] for group in parts.stepper.optimizer.param_groups]
         self._saved_step: int | None = None
-        self._validation: dict[str, float] = {}
         # Where the clock was when the last training record was written.
         self._recorded_step = self.progress.step
         self._recorded_at = time.perf_counter()
@@ -98,7 +96,7 @@ class Trainer:
             if self._saved_step != self.progress.step:  # a signal came between checkpoints
                 self._save()
         unfinished = self.progress.step < steps
-        return Outcome(self.progress, stop.name if unfinished else None, self._validation)
+        return Outcome(self.progress, stop.name if unfinished else None)
 
     def restore(self, training: dict[str, Any]) -> None:
         """Continue from the training part of a checkpoint; the model is restored already."""
@@ -144,10 +142,9 @@ class Trainer:
         model = self._parts.model
         model.eval()
         with torch.no_grad():
-            self._validation = self._parts.task.validate(model)
+            found = self._parts.task.validate(model)
         model.train()
         self._tick()
-        found = dict(self._validation)
         self.progress.validation_loss = found.pop("loss")
         record = self._made("val", self.progress.validation_loss, found)
         self._parts.sinks.write(record)
