@@ -1,6 +1,6 @@
 """The trainer against a minimal loop, and what the trainer itself costs.
 
-    python benchmarks/training_speed.py [--steps 60] [--rounds 5]
+    python benchmarks/training_speed.py [--steps 40] [--rounds 7]
 
 The minimal loop is forward, backward and `AdamW(fused=True)` on the same model and random tokens
 of the same shape, without data, clipping, schedule, records or checkpoints. Both run in turn in
@@ -110,8 +110,8 @@ def trainer_run(run: Run, folder: Path) -> tuple[float, float]:
 def main() -> None:
     """Measure and print a table; write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--optimizers", nargs="+", default=["adamw", "mars-adamw"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -1,6 +1,5 @@
 """The loop: what it records, and that stopping it anywhere changes nothing."""
 
-import gc
 import json
 import os
 import shutil
@@ -407,16 +406,22 @@ def test_a_restored_run_does_not_hold_the_checkpoint(corpus, tmp_path, monkeypat
     config = write_config(tmp_path, corpus)
     run(config, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000012")
-    alive = []
-    whole = Stepper.__call__
+    held, alive = [], []
+    load, step = checkpoint.load_newest, Stepper.__call__
 
-    def counting(self, *args, **kwargs):
-        gc.collect()
-        alive.append(sum(type(each) is checkpoint.Loaded for each in gc.get_objects()))
-        return whole(self, *args, **kwargs)
+    def loading(*args):
+        loaded = load(*args)
+        held.extend(weakref.ref(value) for value in loaded.model.values())
+        return loaded
 
-    monkeypatch.setattr(Stepper, "__call__", counting)
+    def stepping(self, *args, **kwargs):
+        alive.append(sum(reference() is not None for reference in held))
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "load_newest", loading)
+    monkeypatch.setattr(Stepper, "__call__", stepping)
     run(config, tmp_path / "run", resume=True)
+    assert len(held) > 5
     assert alive == [0, 0, 0, 0]
 
 
