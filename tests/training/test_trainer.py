@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
