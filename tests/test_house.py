@@ -85,6 +85,14 @@ print(mars.__version__, float(param.detach().sum()) < 4)
     assert done.stdout.split()[1] == "True"
 
 
+def test_training_does_not_import_the_compiler_until_it_compiles():
+    program = "import sys, mars.training.assemble; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
 def test_there_is_one_newton_schulz():
     copies = [p for p in modules() if re.search(r"3\.4445", p.read_text())]
     assert [p.name for p in copies] == ["orthogonalize.py", "reference.py"]

@@ -100,9 +100,9 @@ def clear_leftovers(folder: Path) -> None:
             entry.rename(path)
 
 
-def fsync(folder: Path) -> None:
-    """Return once the names in a folder are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    """Return once a file's content, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -17,7 +17,7 @@ from mars.config.load import load_file, override
 from mars.config.schema import Run
 
 if TYPE_CHECKING:
-    from mars.metrics.display import Summary
+    from mars.metrics.display import Header, Summary
     from mars.training.run_directory import RunDirectory
     from mars.training.trainer import Outcome
 
@@ -62,9 +62,7 @@ def _named(options: TrainOptions) -> Run:
         return load_file(path) if is_file else presets.preset(options.config)
     if options.resume and options.out is not None:
         if not (options.out / "run.toml").exists():
-            raise RefusedError(
-                f"there is no run in {options.out}; name what to train, or its place"
-            )
+            raise RefusedError(f"there is no run in {options.out}; name what to train there")
         return load_file(options.out / "run.toml")
     raise RefusedError("name a preset or a TOML file; mars train --list shows the presets")
 
@@ -93,28 +91,29 @@ def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: 
         ):
             display.start(header)
             outcome = trainer.run()
-        display.finish(summary(config, directory, outcome))
+        display.finish(summary(header, directory, outcome))
     finally:
         display.close()
     if outcome.stopped_by is None:
         _show_sample(config, directory, console)
 
 
-def summary(config: Run, directory: "RunDirectory", outcome: "Outcome") -> "Summary":
+def summary(header: "Header", directory: "RunDirectory", outcome: "Outcome") -> "Summary":
     """Return what is said at the end of a run."""
     from mars.metrics.display import Summary
     from mars.training.run_directory import command
 
     progress, path = outcome.progress, directory.path
-    per_step = config.training.batch_size * config.model.context_length
+    count = progress.step * header.per_step
     is_complete = outcome.stopped_by is None
     prompt = _PROMPTS[_tokenizer(directory)]
     sample = command("sample", str(path), "--prompt", prompt)
     return Summary(
         steps=progress.step,
-        count=progress.step * per_step,
+        count=count,
+        unit=header.unit,
         seconds=progress.seconds,
-        per_second=progress.step * per_step / progress.seconds if progress.seconds else None,
+        per_second=count / progress.seconds if progress.seconds else None,
         outcome="Finished" if is_complete else f"Stopped by {outcome.stopped_by}, all is saved",
         validation_loss=progress.validation_loss,
         validation_details=_details(directory, progress.validation_loss),

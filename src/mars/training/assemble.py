@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
-from torch._inductor.exc import InductorError
 
 from mars import checkpoint
 from mars.config.errors import RefusedError
@@ -237,6 +235,10 @@ def _optional_sinks(config: Run, directory: RunDirectory, resumed_from: int | No
 
 def _check_compiler() -> None:
     """Refuse ``training.compile`` where nothing can be compiled."""
+    # Imported where it is used: the compiler takes as long to import as torch itself.
+    from torch._dynamo.exc import BackendCompilerFailed
+    from torch._inductor.exc import InductorError
+
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(2))
     except (BackendCompilerFailed, InductorError) as error:

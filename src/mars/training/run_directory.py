@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from mars.checkpoint.folder import fsync
 from mars.config.errors import RefusedError
 from mars.config.load import differences, dumps, load_file
 from mars.config.schema import Run
@@ -93,8 +94,9 @@ class RunDirectory:
             for name, content in tokenizer.items():
                 (made / self.tokenizer.name / name).write_bytes(content)
             for path in (*made.rglob("*"), made):
-                _flush(path)
+                fsync(path)
             made.rename(self.path)  # replaces an empty directory, which `check_new` allows
+            fsync(self.path.parent)
         except OSError as error:
             raise RefusedError(f"{self.path} cannot be made: {error.strerror}") from error
         finally:
@@ -117,15 +119,6 @@ def command(*arguments: str) -> str:
     is_elsewhere = called.name == "mars" and shutil.which("mars") != str(called)
     program = os.path.relpath(called) if is_elsewhere else "mars"
     return shlex.join([program, *arguments])
-
-
-def _flush(path: Path) -> None:
-    """Return once a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def check_new(path: Path) -> None:

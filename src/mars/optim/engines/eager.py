@@ -74,10 +74,10 @@ def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
 def _run_large_(bucket: Bucket, scales: Tensor | None) -> tuple[Bucket, Tensor | None]:
     """Take one step on the large tensors that go block by block, and return the others."""
     cut = _cut(bucket)
-    rows = list(bucket.tensors.rows())
-    large = [_goes_by_blocks(row, bucket, cut) for row in rows]
-    if not any(large):
+    if not _has_blocks(bucket, cut):
         return bucket, scales
+    rows = list(bucket.tensors.rows())
+    large = [_goes_by_blocks(row, bucket.recipe, cut) for row in rows]
     for i, row in enumerate(rows):
         if large[i]:
             _update_blocks_(row, None if scales is None else scales[i], bucket=bucket, cut=cut)
@@ -86,17 +86,24 @@ def _run_large_(bucket: Bucket, scales: Tensor | None) -> tuple[Bucket, Tensor |
     return others, None if scales is None else scales[rest]
 
 
-def _goes_by_blocks(row: Tensors, bucket: Bucket, cut: Cut) -> bool:
-    """Whether `_update_blocks_` takes this tensor: MARS-AdamW in one dtype, on a CPU."""
-    param, recipe = row.params[0], bucket.recipe
+def _has_blocks(bucket: Bucket, cut: Cut) -> bool:
+    """Whether any tensor may go by blocks: MARS-AdamW on a CPU, and a tensor large enough."""
+    recipe, params = bucket.recipe, bucket.tensors.params
     return (
         cut.sliced
-        and param.numel() > cut.elements
-        and param.device.type == "cpu"
-        and bucket.keep_flag is None
         and recipe.rule == "adamw"
         and recipe.previous != "folded"
-        and not (recipe.is_plain or recipe.maximize)
+        and not recipe.maximize
+        and bucket.keep_flag is None
+        and params[0].device.type == "cpu"
+        and any(param.numel() > cut.elements for param in params)
+    )
+
+
+def _goes_by_blocks(row: Tensors, recipe: Recipe, cut: Cut) -> bool:
+    """Whether `_update_blocks_` takes this tensor: a large one, all in one dtype."""
+    return (
+        row.params[0].numel() > cut.elements
         and row.last_grads[0].dtype == row.grads[0].dtype == row.exp_avgs[0].dtype
         and torch_step_applies(row, recipe)
     )
