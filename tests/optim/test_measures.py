@@ -27,10 +27,16 @@ def two_gradients(seed: int = 0, **options):
     return optimizer, params, previous
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 99), gamma=st.floats(0, 0.2), beta1=st.sampled_from([0.0, 0.9, 0.95]))
-def test_measures_are_those_of_the_corrected_gradient(seed, gamma, beta1):
-    optimizer, params, previous = two_gradients(seed, gamma=gamma, betas=(beta1, 0.99))
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    gamma=st.floats(0, 0.2),
+    beta1=st.sampled_from([0.0, 0.9, 0.95]),
+    max_norm=st.floats(2, 20),  # about where the norms lie
+)
+def test_measures_are_those_of_the_corrected_gradient(seed, gamma, beta1, max_norm):
+    options = {"gamma": gamma, "betas": (beta1, 0.99), "max_norm": max_norm}
+    optimizer, params, previous = two_gradients(seed, **options)
     k = gamma * beta1 / (1 - beta1)
     g = [p.grad.double() for p in params[:2]]
     last = [each.double() for each in previous[:2]]
@@ -41,7 +47,18 @@ def test_measures_are_those_of_the_corrected_gradient(seed, gamma, beta1):
     cosine = float(torch.cosine_similarity(flat, flat_last, dim=0))
     assert math.isclose(found["correction_ratio"], ratio, rel_tol=1e-4, abs_tol=1e-6)
     assert math.isclose(found["gradient_cosine"], cosine, rel_tol=1e-4, abs_tol=1e-6)
-    assert found["clip_rate"] == sum(float(each.norm()) > 1 for each in c) / 2
+    assert found["clip_rate"] == sum(float(each.norm()) > max_norm for each in c) / 2
+
+
+@pytest.mark.parametrize(("factor", "rate"), [(0.999, 0.5), (1.001, 0.0)])
+def test_a_tensor_is_clipped_from_the_norm_of_its_corrected_gradient_on(factor, rate):
+    optimizer, params, previous = two_gradients(gamma=0.1)
+    params[1].grad = previous[1] * 1e-3  # far below any limit here
+    optimizer.state[params[1]]["last_grad"].zero_()
+    k = 0.1 * 0.95 / 0.05
+    c = params[0].grad + k * (params[0].grad - previous[0])
+    optimizer.param_groups[0]["max_norm"] = float(c.norm()) * factor
+    assert correction_measures(optimizer)["clip_rate"] == rate
 
 
 def test_the_clip_rate_counts_tensors():
