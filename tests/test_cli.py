@@ -17,10 +17,13 @@ def test_help_lists_every_command_with_one_line(capsys, monkeypatch):
     assert cli.main(["--help"]) == 0
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     assert [line for line in lines if line.startswith("•")] == [
-        "• train    Train a model: from a preset or a TOML file to a run directory.",
-        "• prepare  Turn text into a corpus of tokens to train on.",
-        "• sample   Let a trained model continue a prompt.",
-        "• bench    Step time and memory, against torch and other ports of MARS.",
+        "• train     Train a model: from a preset or a TOML file to a run directory.",
+        "• prepare   Turn text into a corpus of tokens to train on.",
+        "• compare   Compare optimizers, each with its own search for a learning rate, over seeds.",
+        "• report    Make one page of any number of runs or comparisons: verdict, tables, curves.",
+        "• diagnose  Measure how much variance MARS removes from a run's gradients, mode by mode.",
+        "• sample    Let a trained model continue a prompt.",
+        "• bench     Step time and memory, against torch and other ports of MARS.",
     ]
 
 
@@ -36,8 +39,14 @@ def test_help_of_bench_lists_every_option_and_says_defaults(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a command is needed: train, prepare, sample, bench; see mars --help"),
-        (["bemch"], "'bemch' is no command: train, prepare, sample, bench"),
+        (
+            [],
+            "a command is needed: train, prepare, compare, report, diagnose, sample, bench; see",
+        ),
+        (
+            ["bemch"],
+            "'bemch' is no command: train, prepare, compare, report, diagnose, sample, bench",
+        ),
         (["bench", "--stepz", "3"], "did you mean --steps?"),
         (["bench", "--steps", "x"], "--steps: a whole number is needed, got 'x'"),
         (["bench", "--steps"], "Missing value for argument '--steps'"),

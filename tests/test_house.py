@@ -16,7 +16,8 @@ STDLIB = sys.stdlib_module_names
 # Lower rooms first; a room may import from those before it. Importing upwards is refused.
 ROOMS = [
     *("optim", "config", "data", "models"),
-    *("checkpoint", "metrics", "training", "bench", "commands"),
+    *("checkpoint", "metrics", "training", "bench"),
+    *("diagnosis", "report", "comparison", "commands"),
 ]
 
 

@@ -63,11 +63,15 @@ def _parse(arguments: list[str]) -> object:
 
     from mars.bench.options import BenchOptions
     from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
+    from mars.commands.study_options import CompareOptions, DiagnoseOptions, ReportOptions
     from mars.config.errors import RefusedError
 
     commands = {
         "train": TrainOptions,
         "prepare": PrepareOptions,
+        "compare": CompareOptions,
+        "report": ReportOptions,
+        "diagnose": DiagnoseOptions,
         "sample": SampleOptions,
         "bench": BenchOptions,
     }
@@ -114,6 +118,7 @@ def _run(options: object, arguments: list[str], errors: "Console") -> None:
     """Do what the options of a command ask for."""
     from mars.bench.options import BenchOptions
     from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
+    from mars.commands.study_options import CompareOptions, DiagnoseOptions, ReportOptions
 
     if isinstance(options, BenchOptions):
         _bench(options, arguments, errors)
@@ -129,6 +134,18 @@ def _run(options: object, arguments: list[str], errors: "Console") -> None:
         from mars.commands.train import train
 
         train(options, _console())
+    elif isinstance(options, CompareOptions):
+        from mars.commands.compare import compare
+
+        compare(options, _console(), command=shlex.join(["mars", *arguments]))
+    elif isinstance(options, ReportOptions):
+        from mars.commands.report import report
+
+        report(options, _console())
+    elif isinstance(options, DiagnoseOptions):
+        from mars.commands.diagnose import diagnose
+
+        diagnose(options, _console())
 
 
 def _one_line(box: str, command: str) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 from importlib import resources
 from itertools import product
 from typing import get_args
@@ -12,7 +13,7 @@ from mars.config import presets
 from mars.config.check import check
 from mars.config.errors import RefusedError
 from mars.config.load import differences, dumps, loads
-from mars.config.presets import describe, names, preset
+from mars.config.presets import constants, describe, names, preset, sibling, stem
 from mars.config.schema import OptimizerName
 
 OPTIMIZERS = get_args(OptimizerName)
@@ -195,6 +196,53 @@ def test_members_of_a_family_differ_in_their_axes_alone():
     assert [change.key for change in changed] == ["name", "description", "data.path"]
     changed = differences(small, preset("gpt2-small-openwebtext-nadamw"))
     assert [change.key for change in changed] == ["name", "description", "optimizer.name"]
+
+
+@pytest.mark.parametrize("name", names())
+def test_siblings_differ_in_the_optimizer_and_what_goes_with_it_alone(name):
+    run = preset(name)
+    for optimizer in OPTIMIZERS:
+        other = sibling(name, optimizer=optimizer)
+        assert other.optimizer.name == optimizer
+        assert other.name == f"{stem(name)}-{optimizer}"
+        assert other == sibling(stem(name), optimizer=optimizer)
+        changed = {key for key, *_ in differences(run, other) if not key.startswith("optimizer.")}
+        # Lion's rates end at 0: see the family's file.
+        assert changed <= {"name", "description", "schedule.min_lr"}
+    assert sibling(name, optimizer=run.optimizer.name) == run
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("quickstart", "quickstart"),
+        ("quickstart-mars-m", "quickstart"),
+        ("wikitext2", "wikitext2"),
+        ("gpt2-xl-fineweb-edu-mars-adamw", "gpt2-xl-fineweb-edu"),
+        ("gpt2-small-openwebtext", "gpt2-small-openwebtext"),
+    ],
+)
+def test_a_stem_is_a_name_without_its_optimizer(name, expected):
+    assert stem(name) == expected
+
+
+def test_a_stem_of_no_preset_is_refused_with_the_nearest_name():
+    with pytest.raises(RefusedError, match=r'unknown preset "quickstat"; did you mean quickstart'):
+        stem("quickstat")
+    with pytest.raises(RefusedError, match='unknown preset "gpt2"'):
+        sibling("gpt2", optimizer="muon")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_constants_are_what_all_presets_of_an_optimizer_share(optimizer):
+    shared = constants(optimizer)
+    assert shared.name == optimizer
+    for name in ("quickstart", "wikitext2"):
+        own = sibling(name, optimizer=optimizer).optimizer
+        assert replace(own, lr=shared.lr, lr_1d=None, fused=True) == shared
+    for size, corpus in product(SIZES, CORPORA):
+        own = sibling(f"gpt2-{size}-{corpus}", optimizer=optimizer).optimizer
+        assert (own.betas, own.gamma, own.betas_1d) == (shared.betas, shared.gamma, shared.betas_1d)
 
 
 def cases() -> list[tuple[str, dict]]:

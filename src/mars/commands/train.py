@@ -1,8 +1,6 @@
 """``mars train``: from a preset or a file to a finished run, or to one that can be resumed."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +13,12 @@ from mars.config.check import check
 from mars.config.errors import FailedError, RefusedError
 from mars.config.load import load_file, override
 from mars.config.schema import Run
+from mars.metrics.quantities import loss_text
 
 if TYPE_CHECKING:
     from mars.metrics.display import Header, Summary
     from mars.training.run_directory import RunDirectory
-    from mars.training.trainer import Outcome
+    from mars.training.trainer import Outcome, Progress
 
 _RUNS = Path("runs")
 _SAMPLE_TOKENS = 240
@@ -79,6 +78,7 @@ def _only_run(name: str) -> Path:
 def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: bool) -> None:
     from mars.metrics.console import make_display
     from mars.training.assemble import assemble
+    from mars.training.hardware import memory_errors_in_words
 
     display = make_display(console)
     try:
@@ -91,11 +91,23 @@ def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: 
         ):
             display.start(header)
             outcome = trainer.run()
+        if outcome.stopped_by == "divergence":
+            raise _diverged(directory, outcome.progress)
         display.finish(summary(header, directory, outcome))
     finally:
         display.close()
     if outcome.stopped_by is None:
         _show_sample(config, directory, console)
+
+
+def _diverged(directory: "RunDirectory", progress: "Progress") -> FailedError:
+    from mars.training.trainer import DIVERGED_STEPS
+
+    return FailedError(
+        f"{directory.path} diverged at step {progress.step}: {DIVERGED_STEPS} losses in a row were "
+        f"above that of the first step, {loss_text(progress.first_loss)}, or not finite, and the "
+        f"validation loss is {loss_text(progress.validation_loss)}; lower optimizer.lr"
+    )
 
 
 def summary(header: "Header", directory: "RunDirectory", outcome: "Outcome") -> "Summary":
@@ -149,19 +161,3 @@ def _show_sample(config: Run, directory: "RunDirectory", console: Console) -> No
     console.print("\nWhat the model writes now:", style="bold")
     prompt = _PROMPTS[_tokenizer(directory)]
     sample(SampleOptions(directory.path, prompt=prompt, tokens=_SAMPLE_TOKENS), console)
-
-
-@contextmanager
-def memory_errors_in_words() -> Iterator[None]:
-    """Turn a lack of memory into one line with the way out."""
-    import torch
-
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-            raise
-        raise FailedError(
-            "there is not enough memory; lower training.micro_batch_size, or set "
-            "training.activation_checkpointing = true"
-        ) from error

@@ -16,6 +16,9 @@ from mars.config.keys import KEYS, SECTIONS, Key, Value, nearest, nearest_key
 from mars.config.schema import Run
 from mars.config.toml import as_toml, one_line, parse, parse_value, read_text, shown
 
+# Sections and keys that do not change what a run computes.
+_FREE = ("checkpoint.", "metrics.", "description", "name", "data.path", "data.workers")
+
 
 class Difference(NamedTuple):
     """A key whose value is not the same in two runs."""
@@ -87,6 +90,11 @@ def differences(first: Run, second: Run) -> list[Difference]:
     """Return the keys whose values differ between two runs, in the order of the schema."""
     pairs = ((name, attrgetter(name)(first), attrgetter(name)(second)) for name in KEYS)
     return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def computed_differences(first: Run, second: Run) -> list[Difference]:
+    """Return those differences between two runs that change what a run computes."""
+    return [each for each in differences(first, second) if not each.key.startswith(_FREE)]
 
 
 def documentation() -> list[Entry]:

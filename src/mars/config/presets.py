@@ -17,15 +17,16 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 from mars.config.errors import RefusedError
 from mars.config.keys import Value, nearest
 from mars.config.load import assign, read
-from mars.config.schema import Run
+from mars.config.schema import Optimizer, OptimizerName, Run
 from mars.config.toml import parse, shown
 
 _FAMILIES = ("quickstart", "wikitext2", "gpt2")
+_OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 _ADDITIONS = ("base", "axes", "when", "aliases")
 
 # Any: files of ours, in the form above; what is a run's in them is checked as any config is.
@@ -50,6 +51,24 @@ def preset(name: str) -> Run:
     close = nearest(name, _presets())
     hint = f"did you mean {close}? " if close else ""
     raise RefusedError(f"unknown preset {shown(name)}; {hint}mars train --list shows all")
+
+
+def stem(name: str) -> str:
+    """Return a preset's name without its optimizer, or such a name as it is."""
+    if f"{name}-{_OPTIMIZERS[0]}" in _presets():
+        return name
+    run = preset(name)
+    return run.name.removesuffix(f"-{run.optimizer.name}")
+
+
+def sibling(name: str, *, optimizer: OptimizerName) -> Run:
+    """Return the preset that differs from one, or from its `stem`, in the optimizer alone."""
+    return preset(f"{stem(name)}-{optimizer}")
+
+
+def constants(optimizer: OptimizerName) -> Optimizer:
+    """Return the section of an optimizer with what all families share: betas, decay, gamma."""
+    return _compose([_file("optimizers")], member={"optimizer": optimizer}).optimizer
 
 
 @cache

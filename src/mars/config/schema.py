@@ -117,6 +117,11 @@ class Training:
     skip_nonfinite: bool = _key(
         True, "Leave out and count a step whose gradients are not finite; false stops the run."
     )
+    stop_diverged: bool = _key(
+        False,
+        "End a run whose loss, after the warm-up and a tenth of the steps, stays above that of "
+        "the first step, or is not finite, for 20 steps in a row.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class Assembled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Built:
+class Built:
     """What can be built without touching the run directory."""
 
     corpus: Corpus
@@ -62,12 +62,12 @@ def assemble(
     is removed again if anything fails before training, so what cannot run leaves nothing behind.
     With ``resume``, a run that is there goes on from its newest good checkpoint.
     """
-    built = _build(config, tell=tell)
+    built = build(config, tell=tell)
     is_resumed = resume and directory.exists
     if is_resumed:
         check_resumed(directory, config)
-        _check_data(directory, built.corpus)
-        _tell_changes(directory, built.device, tell=tell)
+        check_data(directory, built.corpus)
+        tell_changes(directory, built.device, tell=tell)
     else:
         files = built.corpus.tokenizer.files()
         directory.create(config, _manifest(config, built), tokenizer=files)
@@ -85,7 +85,7 @@ def assemble(
 def _connect(
     config: Run,
     directory: RunDirectory,
-    built: _Built,
+    built: Built,
     display: Display,
     *,
     resume: bool,
@@ -106,7 +106,7 @@ def _connect(
             model=built.model,
             stepper=built.stepper,
             task=built.task,
-            rate=_rate(config),
+            rate=rate(config),
             directory=directory,
             records=records,
             sinks=Sinks(sinks),
@@ -120,9 +120,16 @@ def _connect(
 
 
 def _restore(trainer: Trainer, model: GPT2, loaded: checkpoint.Loaded) -> None:
-    try:
+    with misfits_refused(loaded):
         model.load_state_dict(loaded.model)
         trainer.restore(loaded.training)
+
+
+@contextmanager
+def misfits_refused(loaded: checkpoint.Loaded) -> Iterator[None]:
+    """Turn what goes wrong where a checkpoint is restored into a refusal that names it."""
+    try:
+        yield
     except (KeyError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise RefusedError(
@@ -143,7 +150,8 @@ def open_corpus(data: Data, *, tell: Tell) -> Corpus:
     )
 
 
-def _build(config: Run, *, tell: Tell) -> _Built:
+def build(config: Run, *, tell: Tell) -> Built:
+    """Return the parts of a run in their initial state; what cannot run here is refused."""
     _check_sinks(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RefusedError("mars train runs in one process; start it without torchrun")
@@ -168,7 +176,7 @@ def _build(config: Run, *, tell: Tell) -> _Built:
     )
     compiled = torch.compile(model) if config.training.compile else model
     stepper = Stepper(compiled, optimizer, task, config=config.training)
-    return _Built(corpus, model, stepper, task, device)
+    return Built(corpus, model, stepper, task, device)
 
 
 def _language_modeling(config: Run, corpus: Corpus, device: torch.device) -> LanguageModeling:
@@ -198,13 +206,14 @@ def _language_modeling(config: Run, corpus: Corpus, device: torch.device) -> Lan
     )
 
 
-def _rate(config: Run) -> Callable[[int], float]:
+def rate(config: Run) -> Callable[[int], float]:
+    """Return the factor of the peak learning rates by step, counted from 0."""
     return lambda step: factor(
         config.schedule, step=step, steps=config.training.steps, lr=config.optimizer.lr
     )
 
 
-def _ideal_seconds(config: Run, built: _Built) -> float | None:
+def _ideal_seconds(config: Run, built: Built) -> float | None:
     """Return the seconds of a step at the hardware's peak, where that is known."""
     peak = peak_flops(built.device, precision=config.training.precision)
     if peak is None:
@@ -262,7 +271,7 @@ def _check_sinks(config: Run) -> None:
             )
 
 
-def _manifest(config: Run, built: _Built) -> dict[str, Any]:
+def _manifest(config: Run, built: Built) -> dict[str, Any]:
     return {
         **describe_machine(built.device),
         "seed": config.seed,
@@ -273,7 +282,8 @@ def _manifest(config: Run, built: _Built) -> dict[str, Any]:
     }
 
 
-def _check_data(directory: RunDirectory, corpus: Corpus) -> None:
+def check_data(directory: RunDirectory, corpus: Corpus) -> None:
+    """Refuse a corpus that is not the one the run of a directory was trained on."""
     digest = directory.read_manifest().get("data", {}).get("digest")
     if digest != corpus.digest:
         raise RefusedError(
@@ -282,7 +292,7 @@ def _check_data(directory: RunDirectory, corpus: Corpus) -> None:
         )
 
 
-def _tell_changes(directory: RunDirectory, device: torch.device, *, tell: Tell) -> None:
+def tell_changes(directory: RunDirectory, device: torch.device, *, tell: Tell) -> None:
     """Say what of the machine is not as it was, since results may then differ in the last bits."""
     before, now = directory.read_manifest(), describe_machine(device)
     changed = [
@@ -297,9 +307,7 @@ def _tell_changes(directory: RunDirectory, device: torch.device, *, tell: Tell) 
         tell(f"not bit-identical from here on: {', '.join(changed)}")
 
 
-def _header(
-    config: Run, directory: RunDirectory, built: _Built, resumed_from: int | None
-) -> Header:
+def _header(config: Run, directory: RunDirectory, built: Built, resumed_from: int | None) -> Header:
     optimizer = config.optimizer
     return Header(
         name=config.name,

@@ -1,15 +1,21 @@
-"""What a run runs on: the device, what to call it, and how fast it could be."""
+"""What a run runs on: the device, what to call it, how fast it could be, what memory it takes."""
 
+import ctypes
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from mars._version import __version__
-from mars.config.errors import RefusedError
+from mars.config.errors import FailedError, RefusedError
+from mars.training.optimizers import Together
 
 # Dense bfloat16 or float16 operations a second, from the vendors' data sheets.
 _PEAK_FLOPS = {
@@ -21,6 +27,9 @@ _PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "MI300X": 1307e12,
 }
+# Where Linux tells a process its memory, and lets it forget the most it has held.
+_STATUS = Path("/proc/self/status")
+_FORGET = Path("/proc/self/clear_refs")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -68,6 +77,64 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
             "system": platform.platform(),
         },
     }
+
+
+class PeakMemory:
+    """The most memory held since this was made: on a GPU of its tensors, else of the process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_known = device.type == "cuda"
+        if self._is_known:
+            torch.cuda.reset_peak_memory_stats(device)
+        elif device.type == "cpu":
+            _give_back()
+            try:
+                self._is_known = _FORGET.write_text("5") > 0
+            except OSError:  # another system than Linux, or a container that forbids it
+                self._is_known = False
+
+    def measured(self) -> int | None:
+        """Return it in bytes, or None where it cannot be known."""
+        if not self._is_known:
+            return None
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        lines = _STATUS.read_text().splitlines()
+        found = [line.split() for line in lines if line.startswith("VmHWM:")]
+        return 1024 * int(found[0][1]) if found else None
+
+
+def _give_back() -> None:
+    """Give memory that was freed back to the system, which else counts it as held.
+
+    What an earlier run of this process freed would be the peak of a later one: hundreds of
+    megabytes, once glibc has come to keep large blocks.
+    """
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def optimizer_bytes(optimizer: Optimizer | Together) -> int:
+    """Return the bytes of an optimizer's state, step counts left out."""
+    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+    states = [state for part in parts for state in part.state.values()]
+    tensors = [each for state in states for each in state.values() if isinstance(each, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors if tensor.ndim)
+
+
+@contextmanager
+def memory_errors_in_words() -> Iterator[None]:
+    """Turn a lack of memory into one line with the way out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise FailedError(
+            "there is not enough memory; lower training.micro_batch_size, or set "
+            "training.activation_checkpointing = true"
+        ) from error
 
 
 def _commit() -> str | None:

@@ -20,11 +20,12 @@ from typing import IO, Any
 
 from mars.checkpoint.folder import fsync
 from mars.config.errors import RefusedError
-from mars.config.load import differences, dumps, load_file
+from mars.config.load import computed_differences, dumps, load_file
 from mars.config.schema import Run
 
-# Sections and keys that do not change what a run computes, and so may differ when it is resumed.
-_FREE = ("checkpoint.", "metrics.", "description", "name", "data.path", "data.workers")
+
+class OccupiedError(RefusedError):
+    """Another process is training in a run directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class RunDirectory:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.close()
-            raise RefusedError(f"another process is training in {self.path}") from error
+            raise OccupiedError(f"another process is training in {self.path}") from error
         return file
 
 
@@ -142,9 +143,7 @@ def check_resumed(directory: RunDirectory, config: Run) -> None:
     """Refuse to continue a run with a config that would compute something else."""
     before = load_file(directory.config)
     changed = [
-        f"{key} (was {was!r}, is {now!r})"
-        for key, was, now in differences(before, config)
-        if not key.startswith(_FREE)
+        f"{key} (was {was!r}, is {now!r})" for key, was, now in computed_differences(before, config)
     ]
     if changed:
         raise RefusedError(

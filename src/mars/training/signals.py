@@ -12,11 +12,13 @@ from typing import Any
 class StopRequest:
     """A context in which signals to stop are noted; a second SIGINT interrupts at once.
 
-    Outside the main thread, where signals cannot be caught, nothing is ever noted.
+    Outside the main thread, where signals cannot be caught, nothing is ever noted. It says so on
+    the error stream, unless ``is_silent``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_silent: bool = False) -> None:
         self.name: str | None = None
+        self._is_silent = is_silent
         self._before: dict[int, Any] = {}  # what signal.signal returns has no useful type
 
     def __enter__(self) -> "StopRequest":
@@ -35,6 +37,8 @@ class StopRequest:
                 raise KeyboardInterrupt
             return
         self.name = signal.Signals(number).name
+        if self._is_silent:
+            return
         line = f"{self.name}: saving after this step; Ctrl-C leaves at once, without saving\n"
         with contextlib.suppress(OSError):
             # Past Python's buffers, in which this signal may have come.

@@ -4,6 +4,7 @@ It takes built parts and knows nothing of corpora, models or optimizers by name.
 decides what comes next is in a checkpoint, so a resumed run is the run that never stopped.
 """
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -19,10 +20,16 @@ from mars.metrics.display import Display
 from mars.metrics.jsonl import JsonlSink
 from mars.metrics.record import Record, Split
 from mars.metrics.sinks import Sinks
+from mars.training.hardware import PeakMemory, optimizer_bytes
 from mars.training.run_directory import RunDirectory
 from mars.training.signals import StopRequest
 from mars.training.step import Stepper, Taken
 from mars.training.task import Task
+
+DIVERGED_STEPS = 20
+"""Steps in a row whose loss is above that of the first step, or not finite, in a diverged run."""
+# Before this part of the run a loss may still lie above its first value by chance.
+_UNWATCHED_PART = 0.1
 
 
 @dataclass(slots=True)
@@ -33,6 +40,14 @@ class Progress:
     seconds: float = 0.0
     skipped_steps: int = 0
     validation_loss: float | None = None
+    # Of `training.stop_diverged`: the loss of the first step, and how long none was below it.
+    first_loss: float | None = None
+    steps_above: int = 0
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the run ends here because its loss does not come down."""
+        return self.steps_above >= DIVERGED_STEPS
 
     def as_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
@@ -41,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: complete, or stopped by a signal with everything saved."""
+    """How a run ended: complete, or stopped by a signal or "divergence" with all saved."""
 
     progress: Progress
     stopped_by: str | None
@@ -78,25 +93,30 @@ class Trainer:
         self._recorded_step = self.progress.step
         self._recorded_at = time.perf_counter()
         self._ticked_at = self._recorded_at
+        unwatched = math.ceil(_UNWATCHED_PART * self._config.training.steps)
+        self._unwatched_steps = max(unwatched, self._config.schedule.warmup_steps)
+        self._memory: PeakMemory | None = None
 
     def run(self) -> Outcome:
-        """Train to the last step or to a signal; either way the state of the end is saved."""
+        """Train to the last step, a signal or divergence; the state of the end is saved."""
         steps = self._config.training.steps
         self._parts.model.train()
+        self._memory = PeakMemory(next(self._parts.model.parameters()).device)
         self._ticked_at = self._recorded_at = time.perf_counter()
         with StopRequest() as stop, closing(self._parts.task.batches):
-            while self.progress.step < steps and stop.name is None:
+            while self.progress.step < steps and not (stop.name or self.progress.is_diverged):
                 self._advance()
                 done = self.progress.step
-                is_last = done == steps
+                is_last = done == steps or self.progress.is_diverged
                 if is_last or done % self._config.training.validate_every == 0:
                     self._validate()
                 if is_last or done % self._config.checkpoint.every == 0:
                     self._save()
             if self._saved_step != self.progress.step:  # a signal came between checkpoints
                 self._save()
-        unfinished = self.progress.step < steps
-        return Outcome(self.progress, stop.name if unfinished else None)
+        if self.progress.is_diverged:
+            return Outcome(self.progress, "divergence")
+        return Outcome(self.progress, stop.name if self.progress.step < steps else None)
 
     def restore(self, training: dict[str, Any]) -> None:
         """Continue from the training part of a checkpoint; the model is restored already."""
@@ -120,9 +140,20 @@ class Trainer:
         taken = self._parts.stepper(batch, measure=is_due and metrics.measures)
         self.progress.step += 1
         self.progress.skipped_steps += taken.is_skipped
+        if self._config.training.stop_diverged:
+            self._watch(float(taken.loss))
         self._tick()
         if is_due:
             self._record(taken)
+
+    def _watch(self, loss: float) -> None:
+        """Count the steps in a row that look like divergence."""
+        progress = self.progress
+        if progress.first_loss is None and math.isfinite(loss):
+            progress.first_loss = loss
+        is_above = progress.first_loss is None or not loss <= progress.first_loss
+        is_watched = progress.step > self._unwatched_steps
+        progress.steps_above = progress.steps_above + 1 if is_above and is_watched else 0
 
     def _record(self, taken: Taken) -> None:
         now = time.perf_counter()
@@ -146,11 +177,21 @@ class Trainer:
         model.train()
         self._tick()
         self.progress.validation_loss = found.pop("loss")
-        record = self._made("val", self.progress.validation_loss, found)
+        record = self._made("val", self.progress.validation_loss, {**found, **self._held()})
         self._parts.sinks.write(record)
         self._parts.display.validation(record)
         # Validation is no training: the rate of the next record leaves it out.
         self._recorded_step, self._recorded_at = self.progress.step, time.perf_counter()
+
+    def _held(self) -> dict[str, float]:
+        """Return what a validation record says of memory, and of divergence."""
+        held: dict[str, float] = {"optimizer_bytes": optimizer_bytes(self._parts.stepper.optimizer)}
+        peak = self._memory.measured() if self._memory else None
+        if peak is not None:
+            held["peak_memory_bytes"] = peak
+        if self.progress.is_diverged:
+            held["diverged"] = 1.0
+        return held
 
     def _save(self) -> None:
         self._parts.sinks.flush()

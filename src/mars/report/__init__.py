@@ -1,0 +1,1 @@
+"""From run directories to tables, statistics, plots and one page; never imports torch."""
