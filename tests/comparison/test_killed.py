@@ -81,7 +81,7 @@ def has_ended(pid: int) -> bool:
 
 def wait_for(condition, process: subprocess.Popen) -> None:
     """Return once a condition holds; the process must not end before."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline

@@ -34,6 +34,7 @@ _SYNTAX = [
 
 _NAMES = [
     _file("misspelt key", "[optimizer]\ngama = 0.1", '"optimizer.gama" = 0.1', "optimizer.gamma?"),
+    _file("the constructor's name", "[optimizer]\nis_approx = false", "optimizer.exact = true"),
     _file("misspelt top key", "sed = 3", '"sed" = 3', "did you mean seed?"),
     _file("misspelt section", "[optimiser]\nlr = 0.1", '"optimiser"', "0.1", "[optimizer]?"),
     _file("unlike any section", "[zebra]", '"zebra"', "data, model, optimizer"),

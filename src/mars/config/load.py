@@ -130,6 +130,8 @@ def _known(name: str, value: object) -> Key:
     if name in SECTIONS:
         first = next(key for key in KEYS if key.startswith(f"{name}."))
         hint = f"it is a section, with keys such as {first}"
+    elif name.rpartition(".")[2] == "is_approx":  # what the constructor calls it
+        hint = "write optimizer.exact = true for is_approx = false"
     else:
         close = nearest_key(name)
         hint = f"did you mean {close}?" if close else "mars train --help lists the keys"

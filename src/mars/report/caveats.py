@@ -136,7 +136,8 @@ def _search(results: Results) -> Iterator[str]:
     if searched < total:
         yield (
             f"On {count(searched, 'seed')} a rate may be chosen by luck. The intervals of the "
-            "differences are wider for that; a search on all seeds would narrow them."
+            "differences are wider for that, those of the losses are not; a search on all seeds "
+            "would narrow them."
         )
 
 
