@@ -75,7 +75,8 @@ def test_without_the_key_such_a_run_goes_to_its_end(corpus, tmp_path):
         ([2.0] + 47 * [3.0], ("warmup_steps=20",), (40, 1.0)),
         ([2.0] + 47 * [float("nan")], (), (25, 1.0)),
         ([2.0] + 47 * [float("inf")], (), (25, 1.0)),
-        ([float("nan")] + 47 * [3.0], (), (25, 1.0)),
+        # The measure is the first loss that is finite.
+        ([float("nan"), 2.0] + 46 * [3.0], (), (25, 1.0)),
         ([float("inf")] + 47 * [float("inf")], (), (25, 1.0)),
         # One loss that is not above starts the count anew.
         ([2.0] + 23 * [3.0] + [2.0] + 23 * [3.0], (), (45, 1.0)),

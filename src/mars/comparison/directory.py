@@ -39,6 +39,8 @@ def check_place(folder: Path, plan: Plan) -> None:
                 f"--out {folder} exists and holds no comparison; choose another place"
             )
     possible = {trial.path: trial for trial in _possible_trials(plan)}
+    for trial in possible.values():
+        _check_config(folder, trial)
     if is_comparison(folder):
         before = [str(trial.path.relative_to(folder)) for trial in read_plan(folder).trials]
         if dropped := [path for path in before if path not in possible]:
@@ -46,8 +48,6 @@ def check_place(folder: Path, plan: Plan) -> None:
                 f"{folder} holds another comparison, with {len(dropped)} runs that this one has "
                 f"not, such as {dropped[0]}; choose another --out"
             )
-    for trial in possible.values():
-        _check_config(folder, trial)
 
 
 @contextmanager
