@@ -1,22 +1,28 @@
 # Everything happens in .venv; `make setup` builds it, and the other verbs do so when it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
+# What training and its report need, and everything that development needs.
+READY := .venv/ready
 STAMP := .venv/installed
 
 .PHONY: setup train test lint format bench browser clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train,report]"
+	touch $@
+
+$(STAMP): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-train: $(STAMP)
+train: $(READY)
 	$(BIN)/mars compare quickstart-comparison
 
 test: $(STAMP) browser
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 # The tests of the report's page need a browser; without one they are skipped, under CI they fail.
 BROWSERS := chromium chromium-browser google-chrome
