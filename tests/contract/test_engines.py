@@ -10,12 +10,13 @@ import torch
 from test_reference import OPTION_GRID, Twin, as_options
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import problems
 from golden.test_golden import ELEMENTWISE, ORTHOGONAL, flat, name, run, shaped
 from mars import MARS
 from mars.optim.engines import compiled
-from mars.optim.routing import engine_of
+from mars.optim.routing import Route, engine_of
 from problems import LEAN, TYPES, assert_close, parameters, train, trained
 
 SHAPES = ((8, 9), (9, 8), (5, 3, 4), (37,), (3,))
@@ -207,4 +208,7 @@ def test_a_kernel_has_no_derivative():
     ],
 )
 def test_the_engine_is_chosen_by_device_and_request(device, fused, engine):
-    assert engine_of(torch.device(device), {"fused": fused}) == engine
+    with FakeTensorMode():  # of any device, also of one that is not here
+        param = torch.empty(2, 2, device=device)
+    group = {"fused": fused, "process_group": None}
+    assert engine_of(param, group, Route("matrix", "adamw", reduced=True)) == engine

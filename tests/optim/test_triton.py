@@ -55,7 +55,7 @@ FORMS = {
     "stored": STORED,
     "evaluated": replace(STORED, remembers=False, squares_gradient=True),
     "lean": replace(STORED, corrects=False, remembers=False, clips=False),
-    "lion": replace(STORED, adamw=False, clips_globally=True),
+    "lion": replace(STORED, adamw=False),
     "unaligned": replace(STORED, aligned=False),
     "on_device": replace(
         STORED, amsgrad=True, lr_on_device=True, step_on_device=True, guarded=True

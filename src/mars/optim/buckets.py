@@ -5,7 +5,7 @@ real views, except under the matrix rules, which orthogonalise complex matrices 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from mars.optim.routing import (
     recipe,
     route,
 )
+from mars.optim.sharding import Holding, Layout, holding_of, layout_of, local, local_gradient
 from mars.optim.state import State, check_state_fits
 
 
@@ -94,13 +95,17 @@ class Bucket:
     """Tensors of one device and dtype that take the same recipe.
 
     The engine may work on several tensors at a time if ``batched``, and on slices of a large one
-    if ``sliceable``. Where ``keep``, on the device, turns out false, nothing may change.
+    if ``sliceable``. Where ``keep``, on the device, turns out false, nothing may change. The
+    tensors are what this rank holds of tensors with a ``layout``; matrices with a ``holding`` are
+    orthogonalised by one of several ranks.
     """
 
     recipe: Recipe
     engine: Engine
     batched: bool
     sliceable: bool
+    layout: Layout | None = None
+    holding: Holding | None = None
     keep: bool | Tensor = True
     tensors: Tensors = field(default_factory=Tensors)
 
@@ -108,6 +113,18 @@ class Bucket:
     def keep_flag(self) -> Tensor | None:
         """The flag that decides on the device whether the step counts, if there is one."""
         return self.keep if isinstance(self.keep, Tensor) else None
+
+    def without_empty(self, norms: Tensor | None) -> "tuple[Bucket, Tensor | None]":
+        """Return the bucket without tensors that have no entries here, and the norms of the rest.
+
+        A rank may hold nothing of a small tensor, but takes part in what all ranks decide of it.
+        """
+        full = [i for i, param in enumerate(self.tensors.params) if param.numel()]
+        if len(full) == len(self.tensors.params):
+            return self, norms
+        rows = list(self.tensors.rows())
+        kept = replace(self, tensors=Tensors.of(rows[i] for i in full))
+        return kept, norms if norms is None else norms[full]
 
 
 def gather(
@@ -128,7 +145,8 @@ def gather(
         way = route(param, group)
         matrix = way.rule in MATRIX_RULES
         step = state[param]["step"]
-        key: tuple[object, ...] = (way.rule, way.reduced, param.device, param.dtype, count)
+        layout = layout_of(param)
+        key: tuple[object, ...] = (way.rule, way.reduced, param.device, param.dtype, count, layout)
         if matrix:
             key += (param.shape,)  # equal shapes are orthogonalised as one batch
         elif _host_reads(step, group):
@@ -140,24 +158,26 @@ def gather(
             numbers = recipe(way, group, lr=lr, step=step, count=count)
             buckets[key] = Bucket(
                 numbers,
-                engine=engine_of(param.device, group),
+                engine=engine_of(param, group, way),
                 batched=group["foreach"] is not False,
                 sliceable=not group["differentiable"],
+                layout=layout,
+                holding=holding_of(param, group["process_group"]) if matrix else None,
             )
         row = _row(param, state[param])
         if buckets[key].recipe.previous == "evaluated":
             missing = torch.zeros_like(row.exp_avgs[0]) if param not in evaluated else None
-            row.last_grads = [evaluated[param] if missing is None else missing]
+            row.last_grads = [local(evaluated[param]) if missing is None else missing]
         complex_vectors = param.is_complex() and not matrix
         buckets[key].tensors.extend(row.as_real() if complex_vectors else row)
     return list(buckets.values())
 
 
 def _row(param: Tensor, state: State) -> Tensors:
-    """Return one parameter's tensors."""
-    assert param.grad is not None
+    """Return what is here of one parameter's tensors."""
     keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "last_grad")
-    return Tensors([param], [param.grad], *([state[k]] if k in state else [] for k in keys))
+    kept = ([local(state[key])] if key in state else [] for key in keys)
+    return Tensors([local(param)], [local_gradient(param)], *kept)
 
 
 def _host_reads(step: Tensor, group: Group) -> bool:

@@ -13,6 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from mars.optim.nonfinite import parameter_name
 from mars.optim.options import SCHEDULED_GAMMA, Group, check_group
+from mars.optim.routing import MATRIX_RULES, route
+from mars.optim.sharding import check_layout, layout_of
 from mars.optim.state import check_state_fits, state_dtypes
 
 _DTYPES = (
@@ -25,7 +27,7 @@ _DTYPES = (
 )
 
 
-def check_parameter(param: object, options: Mapping[str, Any]) -> None:
+def check_parameter(param: object, options: Group) -> None:
     """Refuse a parameter that ``options`` cannot be applied to as they say."""
     if not isinstance(param, Tensor):
         return  # the base class has the message for that
@@ -52,9 +54,11 @@ def check_parameter(param: object, options: Mapping[str, Any]) -> None:
             f"a parameter of shape {shape} is partitioned by DeepSpeed ZeRO-3, so its matrix "
             "is not here; use FSDP2 (torch.distributed.fsdp.fully_shard)"
         )
-    if hasattr(param, "device_mesh"):
+    check_layout(param, options)
+    if options["capturable"] and layout_of(param) and route(param, options).rule in MATRIX_RULES:
         raise ValueError(
-            f"a parameter of shape {shape} is a DTensor, not supported in this version"
+            f"capturable=True cannot hold the exchange of a sharded matrix of shape {shape}; leave "
+            "it False in its group"
         )
     if options["role"] == "matrix" and param.ndim < 2:
         raise ValueError(

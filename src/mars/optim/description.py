@@ -73,7 +73,7 @@ def _row(groups: list[Group], index: int, position: int, param: Tensor) -> Row:
         shape=tuple(param.shape),
         role=way.role,
         rule=way.label,
-        engine=engine_of(param.device, group),
+        engine=engine_of(param, group, way),
         lr=float(learning_rate(way, group)),
         decay=float(weight_decay(way, group)),
         state_bytes=state_bytes(param, group),

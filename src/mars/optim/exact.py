@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mars.optim.nonfinite import heal_
 from mars.optim.options import Group
 from mars.optim.routing import previous_of, route
+from mars.optim.sharding import local
 from mars.optim.state import State
 
 States = MutableMapping[Tensor, State]
@@ -119,9 +120,10 @@ def keep_points_(params: list[Tensor], states: States, *, keep: bool | Tensor) -
     for param in params:
         point = states[param].get("last_param") if param in states else None
         if isinstance(keep, Tensor) and point is not None:
-            point.copy_(torch.where(keep.to(point.device), param, point))
+            here, there = local(param), local(point)
+            there.copy_(torch.where(keep.to(there.device), here, there))
         elif point is not None:
-            point.copy_(param)
+            local(point).copy_(local(param))
 
 
 def looks_ahead(states: States) -> bool:
@@ -188,9 +190,11 @@ def visit(
 def _exchange_(points: Mapping[Tensor, Tensor]) -> None:
     """Exchange the values of parameters and points, one tensor of extra memory at a time."""
     for param, point in points.items():
-        here = param.detach().clone()
-        param.copy_(point)
-        point.copy_(here)
+        # Local memory alone, which is what a sharded model gathers its parameters from.
+        here, there = local(param), local(point)
+        kept = here.detach().clone()
+        here.copy_(there)
+        there.copy_(kept)
     # Autocast keeps casts of parameters until its outermost block ends.
     torch.clear_autocast_cache()
 
@@ -210,7 +214,7 @@ class StrayGradients:
     def check(self, params: Iterable[Tensor]) -> None:
         """Raise if a gradient has been computed since the last step, and not cleared."""
         fresh = [p.grad for p in params if p.grad is not None and not self._is_left(p, p.grad)]
-        if any(bool(grad.any()) for grad in fresh):
+        if any(bool(local(grad).any()) for grad in fresh):
             raise RuntimeError(
                 "exact mode evaluates the closure at two points, but there are gradients from "
                 "outside the closure; accumulate inside it, or clear them with zero_grad() first"

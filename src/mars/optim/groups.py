@@ -37,7 +37,8 @@ def param_groups(
     - matrix: everything else.
 
     Args:
-        model: any module; shared parameters are listed once, under their first name.
+        model: any module; shared parameters are listed once, under their first name. Ranks that
+            hold it in DistributedDataParallel divide the work of the matrix rules.
         roles: overrides, such as ``{"*.gate.weight": "vector"}``. A pattern that matches no
             parameter is an error.
         matrix, embedding, head, vector: options of that role's group, such as
@@ -47,6 +48,10 @@ def param_groups(
         >>> model = nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 16), nn.Linear(16, 100))
         >>> optimizer = MARS(mars.param_groups(model), lr=6e-3, mars_type="mars-m")
     """
+    replicas: Group = {}
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        replicas["process_group"] = model.process_group
+        model = model.module
     by_role: dict[Role, list[tuple[str, Tensor]]] = {role: [] for role in get_args(Role)}
     for name, param, role in _roles(model, roles or {}):
         by_role[role].append((name, param))
@@ -56,6 +61,7 @@ def param_groups(
             "params": [param for _, param in owned],
             "param_names": [name for name, _ in owned],
             "role": role,
+            **replicas,
             **(options[role] or {}),
         }
         for role, owned in by_role.items()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mars.optim.buckets import Bucket, gather
+from mars.optim.sharding import sum_over_shards
 
 if TYPE_CHECKING:
     from mars.optim.optimizer import MARS
@@ -22,8 +23,8 @@ def correction_measures(optimizer: "MARS") -> dict[str, float]:
     """Return the measures from the gradients at hand, or nothing where there is nothing to say.
 
     There is nothing before the second step, nor in the lean and exact forms, which store no
-    previous gradient. Call it between ``backward`` and ``step``; it reads values back from the
-    device once.
+    previous gradient. Call it between ``backward`` and ``step``, on every rank if parameters are
+    sharded; it reads values back from the device.
     """
     buckets = [
         bucket
@@ -35,7 +36,9 @@ def correction_measures(optimizer: "MARS") -> dict[str, float]:
     if not buckets:
         return {}
     with torch.no_grad():
-        rows = torch.cat([_products(bucket) for bucket in buckets])
+        products = [_products(bucket) for bucket in buckets]
+        whole = sum_over_shards([bucket.layout for bucket in buckets], products)
+        rows = torch.cat([each.cpu() for each in whole])
         weights = torch.tensor(
             [b.recipe.correction_weight for b in buckets for _ in b.tensors.params],
             dtype=rows.dtype,
@@ -45,14 +48,14 @@ def correction_measures(optimizer: "MARS") -> dict[str, float]:
 
 
 def _products(bucket: Bucket) -> Tensor:
-    """Return |g|^2, |g_prev|^2 and <g, g_prev> of each tensor, in float64 on the host."""
+    """Return |g|^2, |g_prev|^2 and <g, g_prev> of what is here of each tensor, in float64."""
     made = []
     for grad, last in zip(bucket.tensors.grads, bucket.tensors.last_grads, strict=True):
         g, previous = grad.reshape(-1), last.reshape(-1).to(grad.dtype)
         made.append(
             torch.stack([torch.dot(g, g), torch.dot(previous, previous), torch.dot(g, previous)])
         )
-    return torch.stack(made).to("cpu", torch.float64)
+    return torch.stack(made).double()
 
 
 def _limits(buckets: list[Bucket], *, like: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mars.optim.options import Group, Nonfinite
+from mars.optim.sharding import everywhere, layout_of, local, local_gradient, sum_over_shards
 
 
 def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> None:
@@ -17,8 +18,11 @@ def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) 
 
     ``evaluated`` has exact mode's gradients at the previous point, which count too.
     """
+    if not any(group["nonfinite"] == "raise" for group in groups):
+        return
     grads = _gradients(groups, evaluated, policy="raise")
-    if all(bool(flag) for flag in _finite_by_device(grads)):
+    is_finite = all(bool(flag) for flag in _finite_by_device(grads))
+    if _is_so_everywhere(groups, is_finite):
         return
     for index, group in enumerate(groups):
         if group["nonfinite"] != "raise":
@@ -30,13 +34,16 @@ def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) 
                     f"non-finite gradient in {parameter_name(groups, index, position)}; nothing "
                     "was changed (nonfinite='skip' would leave such a step out)"
                 )
+    raise RuntimeError("non-finite gradient on another rank, which names it; nothing was changed")
 
 
-def all_finite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> bool | Tensor:
-    """Return whether every gradient of the groups that skip is finite.
+def all_finite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> bool | Tensor | None:
+    """Return whether every gradient here, of the groups that skip, is finite; None if none skips.
 
     The answer is a flag on the device unless the host has it at no cost.
     """
+    if not any(group["nonfinite"] == "skip" for group in groups):
+        return None
     flags = _finite_by_device(_gradients(groups, evaluated, policy="skip"))
     if not flags:
         return True
@@ -55,15 +62,18 @@ def parameter_name(groups: list[Group], index: int, position: int) -> str:
 
 @torch.no_grad()
 def heal_(evaluated: Mapping[Tensor, Tensor]) -> None:
-    """Replace a non-finite gradient at the previous point by the present one: no correction then.
+    """Replace non-finite entries of gradients at the previous point by present ones: no correction.
 
     Under a GradScaler either evaluation may overflow. The scaler sees to the present gradient.
     """
-    for param, previous in evaluated.items():
+    for param, evaluation in evaluated.items():
+        previous = local(evaluation)
         if param.grad is not None and previous.numel() > 0:
             finite = torch.linalg.vector_norm(previous, float("inf")).isfinite()
             if finite.device.type != "cpu" or not finite:
-                previous.copy_(torch.where(finite, previous, param.grad))
+                # Entry by entry, so that it does not matter which rank holds which.
+                present = local_gradient(param).to(previous.dtype)
+                previous.copy_(torch.where(previous.isfinite(), previous, present))
 
 
 def _gradients(
@@ -71,9 +81,20 @@ def _gradients(
 ) -> list[Tensor]:
     """Return the gradients, at both points, of the groups with a policy."""
     params = [p for group in groups if group["nonfinite"] == policy for p in group["params"]]
-    graded = [p for p in params if p.grad is not None and p.numel() > 0]
-    present = [p.grad for p in graded if p.grad is not None]
-    return present + [evaluated[p] for p in graded if p in evaluated]
+    graded = [p for p in params if p.grad is not None]
+    every = [local_gradient(p) for p in graded]
+    every += [local(evaluated[p]) for p in graded if p in evaluated]
+    return [grad for grad in every if grad.numel() > 0]
+
+
+def _is_so_everywhere(groups: list[Group], is_finite: bool) -> bool:
+    """Return whether every rank that shares a sharded parameter says so."""
+    params = [p for group in groups for p in group["params"] if p.grad is not None]
+    meshes = everywhere([layout_of(p) for p in params])
+    if not meshes:
+        return is_finite
+    bad = torch.tensor(0.0 if is_finite else 1.0, device=params[0].device)
+    return not any(bool(total) for total in sum_over_shards(meshes, [bad] * len(meshes)))
 
 
 def _finite_by_device(every: list[Tensor]) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
 
 from mars.optim import engines
+from mars.optim.agreement import agree
 from mars.optim.buckets import Bucket, gather
 from mars.optim.checks import check_loaded, check_parameter, check_shared, check_step, has_matrices
 from mars.optim.description import Description, describe
@@ -34,6 +35,7 @@ from mars.optim.options import (
     check_group,
     check_unknown_keys,
 )
+from mars.optim.sharding import layout_of
 from mars.optim.state import create_state, restore_state_, step_device
 
 
@@ -92,8 +94,10 @@ class MARS(Optimizer):
         differentiable: let autograd differentiate through the step.
 
     A group may also hold ``role`` ("matrix", "embedding", "head" or "vector", see
-    `mars.param_groups`) and ``orthogonalize_dtype``, the dtype of Newton-Schulz products (None:
-    bfloat16 where the hardware is fast at it, else float32).
+    `mars.param_groups`), ``orthogonalize_dtype``, the dtype of Newton-Schulz products (None:
+    bfloat16 where the hardware is fast at it, else float32), and ``process_group``, the ranks that
+    hold equal copies of its parameters, as under DDP: they divide the matrices among themselves.
+    DTensors (FSDP2, HSDP, tensor parallelism) need no such entry, see docs/distributed.md.
 
     Deviations:
         From the paper: the first step has g_prev = 0, so c_1 = (1 + k) g_1, as in the authors'
@@ -196,15 +200,19 @@ class MARS(Optimizer):
         raise_if_nonfinite(self.param_groups, evaluated)
         self._prepare_state()
         plan = [(g, gather(g, self.state, evaluated=evaluated)) for g in self.param_groups]
+        every = [bucket for _, buckets in plan for bucket in buckets]
         finite = all_finite(self.param_groups, evaluated)
-        ready: list[Bucket] = []
+        shared, finite = agree(every, engines.shared_norms(every), finite)
+        norms = iter(shared)
+        ready: list[tuple[Bucket, Tensor | None]] = []
         for group, buckets in plan:
-            keep = finite if group["nonfinite"] == "skip" else True
+            keep = finite if group["nonfinite"] == "skip" and finite is not None else True
             self._count(group, keep)
+            own = [(replace(bucket, keep=keep), next(norms)) for bucket in buckets]
             if keep is not False:
                 keep_points_(group["params"], self.state, keep=keep)
-                ready += [replace(bucket, keep=keep) for bucket in buckets]
-        engines.run_(ready)
+                ready += own
+        engines.run_([bucket for bucket, _ in ready], [norm for _, norm in ready])
         if not self._is_approx:
             self._exact.finish(self.param_groups, self.state)
         return loss
@@ -220,11 +228,15 @@ class MARS(Optimizer):
         return self._exact.evaluate(closure, self.param_groups, self.state)
 
     def _prepare_state(self) -> None:
-        """Create the state of parameters that have their first gradient."""
+        """Create the state of parameters that have their first gradient.
+
+        Of a sharded model, that of all trainable parameters, so that whoever loads its checkpoint
+        finds the keys that a fresh optimizer has.
+        """
         keep_point = not looks_ahead(self.state)
         for group in self.param_groups:
             for param in group["params"]:
-                if param.grad is None:
+                if param.grad is None and not (param.requires_grad and layout_of(param)):
                     continue
                 state = self.state[param]
                 if "step" not in state:
@@ -307,11 +319,12 @@ class MARS(Optimizer):
         return approx
 
     def state_dict(self) -> StateDict:
-        """Return the state and options; a callable gamma is replaced by a placeholder."""
+        """Return the state and options, without a callable gamma and without process groups."""
         packed = super().state_dict()
         for group in packed["param_groups"]:
             if callable(group["gamma"]):
                 group["gamma"] = SCHEDULED_GAMMA
+            group["process_group"] = None  # a matter of this process
         return packed
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -321,7 +334,8 @@ class MARS(Optimizer):
         callable gamma, the groups' present callables stay.
         """
         loaded: StateDict = {}
-        present = [(group["gamma"], group["base_lr"]) for group in self.param_groups]
+        kept = ("gamma", "base_lr", "process_group")
+        present = [{name: group[name] for name in kept} for group in self.param_groups]
 
         # Other pre-hooks may rewrite the state_dict, so ours runs last; other post-hooks should
         # see the finished state, so ours runs first.
@@ -333,9 +347,10 @@ class MARS(Optimizer):
             saved_groups = loaded["param_groups"]
             for group, saved, own in zip(self.param_groups, saved_groups, present, strict=True):
                 if group["gamma"] == SCHEDULED_GAMMA:
-                    group["gamma"] = own[0]
+                    group["gamma"] = own["gamma"]
                 if "base_lr" not in saved:
-                    group["base_lr"] = own[1]
+                    group["base_lr"] = own["base_lr"]
+                group["process_group"] = own["process_group"]
             restore_state_(self.state, loaded, self.param_groups)
 
         hooks = (
@@ -347,6 +362,11 @@ class MARS(Optimizer):
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Process groups cannot be copied; a copy computes the same, undivided.
+        groups = [{**group, "process_group": None} for group in self.param_groups]
+        return {**super().__getstate__(), "param_groups": groups}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

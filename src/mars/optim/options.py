@@ -37,7 +37,11 @@ _FLAGS = (
     *("maximize", "capturable", "differentiable"),
 )
 
-EXTRA_DEFAULTS: Mapping[str, object] = {"role": None, "orthogonalize_dtype": None}
+EXTRA_DEFAULTS: Mapping[str, object] = {
+    "role": None,
+    "orthogonalize_dtype": None,
+    "process_group": None,
+}
 
 
 def nearest(name: object, choices: tuple[object, ...] | list[str]) -> str:
@@ -70,6 +74,7 @@ def check_group(group: Mapping[str, Any]) -> None:
         if group[name] not in (None, *dtypes):
             allowed = ", ".join(str(dtype) for dtype in dtypes)
             raise ValueError(f"{name} must be None or one of {allowed}, got {group[name]!r}")
+    _check_process_group(group)
     for name in _FLAGS:
         if not isinstance(group[name], bool):
             raise TypeError(f"{name} must be True or False, got {group[name]!r}")
@@ -77,6 +82,20 @@ def check_group(group: Mapping[str, Any]) -> None:
         if not isinstance(group[name], bool | None):
             raise TypeError(f"{name} must be True, False or None, got {group[name]!r}")
     _check_combinations(group)
+
+
+def _check_process_group(group: Mapping[str, Any]) -> None:
+    given = group["process_group"]
+    if given is None:
+        return
+    if not isinstance(given, torch.distributed.ProcessGroup):
+        raise TypeError(
+            f"process_group must be a torch.distributed.ProcessGroup or None, got {given!r}; a "
+            "rank outside of a group has no parameters of it"
+        )
+    for name in ("capturable", "differentiable"):
+        if group[name]:
+            raise ValueError(f"{name}=True excludes process_group: ranks exchange matrices")
 
 
 def check_gamma(gamma: float) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mars.optim.options import Clip, Group, Role, SecondMoment, check_gamma
+from mars.optim.sharding import is_divided
 
 Rule = Literal["adamw", "lion", "shampoo", "muon"]
 # Where g_prev comes from: kept from the last step, evaluated for this one, or folded into the
@@ -103,15 +104,18 @@ def previous_of(way: Route, group: Group) -> Previous:
     return "stored" if group["is_approx"] else "evaluated"
 
 
-def engine_of(device: torch.device, group: Group) -> Engine:
-    """Return the engine that runs a group's tensors on a device.
+def engine_of(param: Tensor, group: Group, way: Route) -> Engine:
+    """Return the engine that moves a parameter.
 
-    The default is the eager engine: it needs no compiler and no warm-up.
+    The default is the eager engine: it needs no compiler and no warm-up. It also does what is
+    local of matrices that several ranks hold, where the products and the network take the time.
     """
     if not group["fused"]:
         return "eager"
+    if way.rule in MATRIX_RULES and is_divided(param, group["process_group"]):
+        return "eager"
     # torch calls ROCm devices "cuda" too.
-    return "triton" if device.type == "cuda" and find_spec("triton") else "compiled"
+    return "triton" if param.device.type == "cuda" and find_spec("triton") else "compiled"
 
 
 def learning_rate(way: Route, group: Group) -> float | Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mars.optim.options import Group
 from mars.optim.routing import previous_of, route
+from mars.optim.sharding import local, local_part
 
 State = dict[str, Any]
 
@@ -84,12 +85,13 @@ def visit_bytes(param: Tensor, group: Group) -> int:
     """Return the bytes an exact step holds of a parameter's gradient at the previous point."""
     if previous_of(route(param, group), group) != "evaluated":
         return 0
-    return (group["last_grad_dtype"] or param.dtype).itemsize * param.numel()
+    return (group["last_grad_dtype"] or param.dtype).itemsize * local(param).numel()
 
 
 def state_bytes(param: Tensor, group: Group) -> int:
-    """Return the bytes of a parameter's state, the step count left out."""
-    return sum(dtype.itemsize for dtype in state_dtypes(param, group).values()) * param.numel()
+    """Return the bytes of what a rank keeps of a parameter's state, the step count left out."""
+    each = sum(dtype.itemsize for dtype in state_dtypes(param, group).values())
+    return each * local(param).numel()
 
 
 def restore_state_(
@@ -114,4 +116,6 @@ def _restored(key: str, value: Any, param: Tensor, group: Group) -> Any:
     if not isinstance(value, Tensor) or value.shape != param.shape:
         return value
     dtype = state_dtypes(param, group).get(key, value.dtype)
-    return torch.empty_like(param, dtype=dtype, requires_grad=False).copy_(value)
+    restored = torch.empty_like(param, dtype=dtype, requires_grad=False)
+    local(restored).copy_(local(local_part(value, like=param)))
+    return restored

@@ -139,7 +139,7 @@ def _matrices_(
     """Take one step by a matrix rule: kernels around batched matrix products."""
     rule = RULES[bucket.recipe.rule]
     indices = list(rows)
-    at_once = eager.matrices_at_once(rows[indices[0]].params[0])
+    at_once = eager.matrices_at_once(rows[indices[0]].params[0].numel())
     for start in range(0, len(indices), at_once):
         batch = indices[start : start + at_once]
         for i in batch:

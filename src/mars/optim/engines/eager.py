@@ -5,7 +5,7 @@ works through chunks, so that scratch memory is bounded by one chunk (by one ten
 rules) and on a CPU stays in cache. Nothing here reads a value back from a device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -50,12 +50,11 @@ class Chunk:
 
 
 def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
-    """Take one step on a bucket; ``scales`` are those of a global clip, from `clip`."""
+    """Take one step on a bucket; ``scales`` are those of a clip that is not this bucket's alone."""
     bucket, scales = _run_large_(bucket, scales)
     if not bucket.tensors.params:
         return
-    if bucket.recipe.clip == "tensor":
-        (scales,) = clip([bucket])
+    scales = _own_scales(bucket, scales)
     cut = _cut(bucket)
     whole = Cut(_MATRIX_CHUNK_ELEMENTS, batched=bucket.batched, sliced=False)
     matrices = bucket.recipe.rule in MATRIX_RULES
@@ -136,9 +135,33 @@ def _update_blocks_(row: Tensors, scale: Tensor | None, *, bucket: Bucket, cut: 
         _keep_gradients_(block, block.grads, recipe=recipe)
 
 
-def matrices_at_once(matrix: Tensor) -> int:
-    """Return how many matrices of a size are orthogonalised in one batch."""
-    return max(1, _MATRIX_CHUNK_ELEMENTS // matrix.numel())
+def matrices_at_once(elements: int) -> int:
+    """Return how many matrices of so many elements are orthogonalised in one batch."""
+    return max(1, _MATRIX_CHUNK_ELEMENTS // elements)
+
+
+def momentum_(bucket: Bucket, scales: Tensor | None) -> None:
+    """Do the first part of a matrix rule's step: turn every momentum into m_t."""
+    scales = _own_scales(bucket, scales)
+    for piece in _chunks(bucket.tensors, _cut(bucket)):
+        own = [] if scales is None else [scales[owner] for owner in piece.owners]
+        grads = _gradients(piece.tensors, recipe=bucket.recipe)
+        _momentum_(piece.tensors, grads, own, recipe=bucket.recipe)
+
+
+def finish_(bucket: Bucket) -> None:
+    """Do the last part of a matrix rule's step, on tensors that have their directions."""
+    for piece in _chunks(bucket.tensors, _cut(bucket)):
+        _finish_(
+            piece.tensors, _gradients(piece.tensors, recipe=bucket.recipe), recipe=bucket.recipe
+        )
+
+
+def _own_scales(bucket: Bucket, given: Tensor | None) -> Tensor | None:
+    """Return the clip scales of a bucket's tensors: those given, or by a pass of its own."""
+    if given is not None or bucket.recipe.clip != "tensor":
+        return given
+    return clip_scales(corrected_norms(bucket), max_norm=bucket.recipe.max_norm)
 
 
 def _update_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe) -> None:
@@ -239,22 +262,21 @@ def _undo_unless_(keep: Tensor, after: list[Tensor], before: list[Tensor]) -> No
         new.copy_(torch.where(keep.to(new.device), new, old))
 
 
-def clip(buckets: list[Bucket]) -> list[Tensor | None]:
-    """Return the clip scales of each bucket's tensors, or None for a bucket that is not clipped."""
-    norm = [None if b.recipe.clip is None else _corrected_norms(b) for b in buckets]
-    everyone = [
-        n for n, b in zip(norm, buckets, strict=True) if n is not None and b.recipe.clip == "global"
-    ]
-    total = _total_norm(everyone)
+def clip_scales_from(
+    norms: Sequence[Tensor | None], buckets: Sequence[Bucket]
+) -> list[Tensor | None]:
+    """Return the clip scales of each bucket's tensors from the norms, None where there are none."""
+    pairs = list(zip(norms, buckets, strict=True))
+    total = total_norm([n for n, b in pairs if n is not None and b.recipe.clip == "global"])
     scales: list[Tensor | None] = []
-    for own, bucket in zip(norm, buckets, strict=True):
+    for own, bucket in pairs:
         if own is not None and bucket.recipe.clip == "global" and total is not None:
             own = total.to(own.device, own.dtype).expand_as(own)
         scales.append(own if own is None else clip_scales(own, max_norm=bucket.recipe.max_norm))
     return scales
 
 
-def _total_norm(everyone: list[Tensor]) -> Tensor | None:
+def total_norm(everyone: list[Tensor]) -> Tensor | None:
     """Return the norm of all tensors from vectors of their norms, in the widest dtype."""
     if not everyone:
         return None
@@ -264,7 +286,7 @@ def _total_norm(everyone: list[Tensor]) -> Tensor | None:
     return total
 
 
-def _corrected_norms(bucket: Bucket) -> Tensor:
+def corrected_norms(bucket: Bucket) -> Tensor:
     """Return the norms of a bucket's corrected gradients, without keeping the gradients."""
     slices: list[Tensor] = []
     slices_per_tensor = [0] * len(bucket.tensors.params)

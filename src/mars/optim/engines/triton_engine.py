@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mars.optim.buckets import Bucket, Tensors
-from mars.optim.correction import clip_scales
 from mars.optim.engines import eager
 from mars.optim.options import Clip
 from mars.optim.routing import MATRIX_RULES, Rule
@@ -87,7 +86,6 @@ class Kind(NamedTuple):
     device: torch.device
     rule: Rule
     clip: Clip | None
-    max_norm: float | None  # of a global clip, whose scale is computed outside the kernels
     form: "Form"
 
 
@@ -111,17 +109,13 @@ def is_available() -> bool:
     return _is_interpreted() or any(_runs_on(gpu) for gpu in gpus)
 
 
-def run_(buckets: list[Bucket], scales: list[Tensor | None] | None = None) -> None:
-    """Take one step on every bucket, as `eager.run_` does on each.
-
-    A global clip is one over these buckets, unless ``scales`` has each bucket's clip scales: those
-    of a clip that other engines share.
-    """
+def run_(buckets: list[Bucket], scales: list[Tensor | None]) -> None:
+    """Take one step on every bucket, as `eager.run_` does on each; ``scales`` has each one's."""
     jobs = [_job(bucket) for bucket in buckets]
     rows, rest = _split(jobs)
     numbers = {device: _numbers(jobs, device) for device in {jobs[row.job].device for row in rows}}
     launches = _launches(rows, jobs, numbers)
-    rest_scales = _clip_(launches, rest, scales)
+    _clip_(launches, scales)
     for launch in launches:
         if launch.kind.rule in MATRIX_RULES:
             _run_matrices_(launch, jobs, numbers)
@@ -129,8 +123,8 @@ def run_(buckets: list[Bucket], scales: list[Tensor | None] | None = None) -> No
             _start(_kernels().update_kernel, launch, launch.owners, launch.scales)
     # Autograd must notice that what it may have saved is gone, though no operator wrote it.
     torch.autograd.graph.increment_version([row.tensors.params[0] for row in rows])
-    for part, own in zip(rest, rest_scales, strict=True):
-        eager.run_(part.bucket, own)
+    for part in rest:
+        eager.run_(part.bucket, _own(scales[part.job], part.indices))
 
 
 def _kernels() -> ModuleType:
@@ -252,15 +246,13 @@ def _kind(job: Job, streams: Streams) -> Kind:
         corrects=recipe.previous != "folded",
         remembers=recipe.previous == "stored",
         clips=recipe.clip is not None,
-        clips_globally=recipe.clip == "global",
         squares_gradient=adamw and recipe.second_moment == "gradient",
         amsgrad=adamw and recipe.amsgrad,
         lr_on_device=isinstance(job.lr, Tensor),
         step_on_device=isinstance(job.step, Tensor),
         guarded=job.keep is not None,
     )
-    max_norm = recipe.max_norm if recipe.clip == "global" else None
-    return Kind(job.device, recipe.rule, recipe.clip, max_norm, form)
+    return Kind(job.device, recipe.rule, recipe.clip, form)
 
 
 # The tables.
@@ -384,12 +376,10 @@ def _start(kernel: "Kernel", launch: Launch, *arguments: Tensor, blockwise: bool
         )
 
 
-def _clip_(
-    launches: list[Launch], rest: list[Rest], given: list[Tensor | None] | None
-) -> list[Tensor | None]:
-    """Give each launch that clips its scales; return those of a global clip for the rest."""
+def _clip_(launches: list[Launch], given: list[Tensor | None]) -> None:
+    """Give each launch that clips its scales: those given, or by a pass over its gradients."""
     for launch in launches:
-        if launch.kind.clip == "global" and given is not None:
+        if launch.kind.clip == "global":
             by_job = groupby(launch.rows, key=attrgetter("job"))
             own = [_own(given[job], [row.index for row in rows]) for job, rows in by_job]
             launch.scales = torch.cat([scales.float() for scales in own if scales is not None])
@@ -398,28 +388,6 @@ def _clip_(
             launch.scales = launch.numbers.new_empty(len(launch.rows))
             _start(_kernels().norm_kernel, launch, launch.owners, partials)
             _start(_kernels().reduce_kernel, launch, partials, launch.scales, blockwise=False)
-    if given is None:
-        return _clip_globally_(launches, [part.bucket for part in rest])
-    return [_own(given[part.job], part.indices) for part in rest]
-
-
-def _clip_globally_(launches: list[Launch], rest: list[Bucket]) -> list[Tensor | None]:
-    """Turn the norms of launches with a global clip into scales; return those of other buckets."""
-    shared = [launch for launch in launches if launch.kind.clip == "global"]
-    others = [eager._corrected_norms(b) if b.recipe.clip == "global" else None for b in rest]
-    norms = [launch.scales for launch in shared] + [own for own in others if own is not None]
-    total = eager._total_norm(norms)
-    if total is None:
-        return [None] * len(rest)
-    for launch in shared:
-        assert launch.kind.max_norm is not None
-        launch.scales.copy_(clip_scales(total.to(launch.scales), max_norm=launch.kind.max_norm))
-    return [
-        None
-        if own is None
-        else clip_scales(total.to(own).expand_as(own), max_norm=bucket.recipe.max_norm)
-        for own, bucket in zip(others, rest, strict=True)
-    ]
 
 
 def _own(scales: Tensor | None, indices: list[int]) -> Tensor | None:
@@ -434,7 +402,7 @@ def _run_matrices_(launch: Launch, jobs: list[Job], numbers: Mapping[torch.devic
     _start(_kernels().momentum_kernel, launch, launch.owners, launch.scales)
     for number, group in groupby(launch.rows, key=attrgetter("job")):
         rows, bucket = list(group), jobs[number].bucket
-        at_once = eager.matrices_at_once(rows[0].tensors.params[0]) if bucket.batched else 1
+        at_once = eager.matrices_at_once(rows[0].tensors.params[0].numel()) if bucket.batched else 1
         for start in range(0, len(rows), at_once):
             batch = rows[start : start + at_once]
             momenta = Tensors.of(row.tensors for row in batch)

@@ -102,7 +102,6 @@ class Form:
     corrects: bool = False
     remembers: bool = False
     clips: bool = False
-    clips_globally: bool = False
     squares_gradient: bool = False
     amsgrad: bool = False
     lr_on_device: bool = False
@@ -134,9 +133,13 @@ def norm_kernel(
 
 @jit
 def reduce_kernel(
-    table: tensor, numbers: tensor, partials: tensor, scales: tensor, form: constexpr
+    table: tensor,
+    numbers: tensor,
+    partials: tensor,
+    scales: tensor,
+    form: constexpr,  # noqa: ARG001  # all kernels have one
 ) -> None:
-    """Write each tensor's clip scale from its blocks' sums; for a global clip, its norm."""
+    """Write each tensor's clip scale from its blocks' sums."""
     owner = tl.program_id(0)
     row = table + owner * _COLUMNS
     first = partials + tl.load(row + _COLUMN.value.first_block)
@@ -146,13 +149,10 @@ def reduce_kernel(
         offsets = start + tl.arange(0, _LANES)
         lanes += tl.load(first + offsets, mask=offsets < blocks, other=0.0)
     norm = tl.sqrt_rn(tl.sum(lanes, 0))
-    if form.clips_globally:
-        tl.store(scales + owner, norm)
-    else:
-        bucket = tl.load(row + _COLUMN.value.bucket)
-        max_norm = tl.load(numbers + bucket * _NUMBERS + _NUMBER.value.max_norm)
-        # NaN fails the comparison and becomes the scale, as in the eager engine.
-        tl.store(scales + owner, tl.where(norm <= max_norm, 1.0, tl.div_rn(max_norm, norm)))
+    bucket = tl.load(row + _COLUMN.value.bucket)
+    max_norm = tl.load(numbers + bucket * _NUMBERS + _NUMBER.value.max_norm)
+    # NaN fails the comparison and becomes the scale, as in the eager engine.
+    tl.store(scales + owner, tl.where(norm <= max_norm, 1.0, tl.div_rn(max_norm, norm)))
 
 
 @jit

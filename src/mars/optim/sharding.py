@@ -1,0 +1,280 @@
+"""What a step knows of other processes: which part of a tensor is here, and what ranks must share.
+
+A parameter may be a DTensor (FSDP2, HSDP, tensor parallelism): its state has the same placements,
+and the engines work on local tensors. This is the only module that knows meshes; who computes what
+of a matrix rule, and how the parts travel, is for `exchange`.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies on a mesh of ranks."""
+
+    mesh: "DeviceMesh"
+    placements: "tuple[Placement, ...]"
+
+    def sharded_dims(self) -> set[int]:
+        """Return the mesh dimensions along which ranks hold different parts."""
+        return {i for i, placement in enumerate(self.placements) if not placement.is_replicate()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Which entries of a tensor a rank holds: an index into the whole tensor, and its shape."""
+
+    index: tuple[slice | Tensor, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many entries that is."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holding:
+    """What each rank of a group holds of a tensor.
+
+    Ranks with the same entry in ``replicas`` hold the whole tensor between them, once.
+    """
+
+    group: dist.ProcessGroup
+    shape: torch.Size
+    parts: tuple[Part, ...]
+    replicas: tuple[object, ...]
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank holds all of it."""
+        return len(set(self.replicas)) == len(self.parts)
+
+
+def layout_of(param: Tensor) -> Layout | None:
+    """Return how a parameter lies on a mesh; None for a plain tensor."""
+    dtensor = _as_dtensor(param)
+    return None if dtensor is None else Layout(dtensor.device_mesh, tuple(dtensor.placements))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that is here, sharing its memory."""
+    dtensor = _as_dtensor(tensor)
+    if dtensor is None:
+        return tensor
+    with torch.no_grad():
+        part = dtensor.to_local()
+    # A collective that is still under way has its result behind ``wait``.
+    wait = getattr(part, "wait", None)
+    return part if wait is None else wait()
+
+
+def local_gradient(param: Tensor) -> Tensor:
+    """Return the part of a parameter's gradient that belongs to the part of it that is here."""
+    assert param.grad is not None
+    gradient, layout = _as_dtensor(param.grad), layout_of(param)
+    if gradient is None or layout is None or tuple(gradient.placements) == layout.placements:
+        return local(param.grad)
+    with torch.no_grad():
+        return local(gradient.redistribute(layout.mesh, layout.placements))
+
+
+def local_part(whole: Tensor, *, like: Tensor) -> Tensor:
+    """Return what of a whole tensor lies here if it is laid out as ``like`` is."""
+    layout = layout_of(like)
+    if layout is None or _as_dtensor(whole) is not None:
+        return whole
+    coordinate = _coordinate(layout.mesh)
+    parts = _parts(tuple(whole.shape), tuple(layout.mesh.shape), layout.placements)
+    return whole[parts[tuple(coordinate)].index]
+
+
+def check_layout(param: Tensor, options: Mapping[str, Any]) -> None:
+    """Refuse a placement or an option that a sharded parameter cannot honour."""
+    layout = layout_of(param)
+    if layout is None:
+        return
+    shape = tuple(param.shape)
+    if any(placement.is_partial() for placement in layout.placements):
+        raise ValueError(
+            f"a parameter of shape {shape} has placements {layout.placements}: its value is a sum "
+            "that no rank has; redistribute it to Shard or Replicate"
+        )
+    if layout.mesh.get_coordinate() is None:
+        raise ValueError(
+            f"a parameter of shape {shape} lies on a mesh without this rank; give each rank's "
+            "optimizer the parameters that it holds"
+        )
+    if options["differentiable"]:
+        raise ValueError(
+            f"differentiable=True cannot follow a sharded parameter of shape {shape}: the step "
+            "works on local tensors; use plain parameters"
+        )
+
+
+def is_divided(param: Tensor, process_group: dist.ProcessGroup | None) -> bool:
+    """Whether several ranks hold a parameter, in parts or in copies."""
+    layout = layout_of(param)
+    if layout is not None:
+        return layout.mesh.size() > 1
+    return process_group is not None and dist.get_world_size(process_group) > 1
+
+
+def holding_of(param: Tensor, process_group: dist.ProcessGroup | None) -> Holding | None:
+    """Return who holds what of a parameter, or None if it is this rank's alone.
+
+    ``process_group`` has the ranks that hold equal copies of a plain parameter, as under DDP.
+    """
+    if not is_divided(param, process_group):
+        return None
+    layout = layout_of(param)
+    if layout is not None:
+        return _on_mesh(param, layout)
+    assert process_group is not None
+    ranks = dist.get_world_size(process_group)
+    whole = Part((slice(None),) * param.ndim, tuple(param.shape))
+    return Holding(process_group, param.shape, (whole,) * ranks, tuple(range(ranks)))
+
+
+def sum_over_shards(layouts: Sequence[Layout | None], values: Sequence[Tensor]) -> list[Tensor]:
+    """Return each tensor of numbers summed over the parts that its layout says there are.
+
+    Replicas count once. All tensors of one mesh travel in one collective; what has no layout is
+    returned as it is.
+    """
+    summed = list(values)
+    for mesh in {layout.mesh: None for layout in layouts if layout is not None}:
+        own = [i for i, layout in enumerate(layouts) if layout is not None and layout.mesh == mesh]
+        dims = sorted(set().union(*(_layout(layouts[i]).sharded_dims() for i in own)))
+        if not dims:
+            continue
+        # One collective over the world does for a mesh that spans it, if replicas stay silent.
+        spans_world = len(dims) > 1 and mesh.size() == dist.get_world_size()
+        reduced = range(mesh.ndim) if spans_world else dims
+        coordinate = _coordinate(mesh)
+        counted = [
+            values[i]
+            * all(coordinate[d] == 0 for d in set(reduced) - _layout(layouts[i]).sharded_dims())
+            for i in own
+        ]
+        vector = torch.cat([each.reshape(-1).double() for each in counted])
+        for group in [None] if spans_world else [mesh.get_group(d) for d in dims]:
+            dist.all_reduce(vector, group=group)
+        for i, total in zip(
+            own, torch.split(vector, [values[i].numel() for i in own]), strict=True
+        ):
+            summed[i] = total.view(values[i].shape).to(values[i].dtype)
+    return summed
+
+
+def everywhere(layouts: Sequence[Layout | None]) -> list[Layout]:
+    """Return, for each mesh on which tensors are sharded, a layout in which every rank counts."""
+    from torch.distributed.tensor import Shard
+
+    meshes = {
+        layout.mesh: None for layout in layouts if layout is not None and layout.sharded_dims()
+    }
+    return [Layout(mesh, (Shard(0),) * mesh.ndim) for mesh in meshes]
+
+
+def _layout(layout: Layout | None) -> Layout:
+    assert layout is not None
+    return layout
+
+
+def _as_dtensor(tensor: Tensor) -> "DTensor | None":
+    # Nobody has one where the module that makes them was never imported, and importing it is slow.
+    module = sys.modules.get("torch.distributed.tensor")
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+def _coordinate(mesh: "DeviceMesh") -> tuple[int, ...]:
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    return tuple(coordinate)
+
+
+def _on_mesh(param: Tensor, layout: Layout) -> Holding:
+    mesh = layout.mesh
+    group = _group_of(mesh, name=f"a parameter of shape {tuple(param.shape)}")
+    parts = _parts(tuple(param.shape), tuple(mesh.shape), layout.placements)
+    kept = [d for d in range(mesh.ndim) if d not in layout.sharded_dims()]
+    by_rank: dict[int, tuple[Part, object]] = {}
+    for coordinate, rank in zip(parts, mesh.mesh.flatten().tolist(), strict=True):
+        replica = tuple(coordinate[d] for d in kept)
+        by_rank[dist.get_group_rank(group, rank)] = parts[coordinate], replica
+    ordered = [by_rank[rank] for rank in range(mesh.size())]
+    return Holding(group, param.shape, tuple(p for p, _ in ordered), tuple(r for _, r in ordered))
+
+
+def _group_of(mesh: "DeviceMesh", *, name: str) -> dist.ProcessGroup:
+    """Return a process group of all ranks of a mesh."""
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    if mesh.size() == dist.get_world_size():
+        world = dist.group.WORLD
+        assert world is not None
+        return world
+    if mesh.mesh_dim_names is None:
+        raise ValueError(
+            f"{name} lies on a mesh of shape {tuple(mesh.shape)} that is a part of the world and "
+            "has no dimension names, so its ranks have no common process group; give "
+            "init_device_mesh its mesh_dim_names"
+        )
+    return mesh._flatten().get_group()
+
+
+@lru_cache(maxsize=4096)
+def _parts(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...], placements: "tuple[Placement, ...]"
+) -> dict[tuple[int, ...], Part]:
+    """Return the part of a tensor at each coordinate of a mesh, in the order of its ranks."""
+    return {
+        coordinate: _part(shape, mesh_shape, coordinate, placements)
+        for coordinate in product(*(range(size) for size in mesh_shape))
+    }
+
+
+def _part(
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    coordinate: tuple[int, ...],
+    placements: "tuple[Placement, ...]",
+) -> Part:
+    entries = [torch.arange(size) for size in shape]
+    for mesh_dim, placement in enumerate(placements):
+        if placement.is_replicate():
+            continue
+        dim: int = placement.dim  # type: ignore[attr-defined]  # a Shard, strided or not
+        # torch's own splitting, which alone knows how strided shards are cut.
+        along = entries[dim].view([-1 if d == dim else 1 for d in range(len(shape))])
+        shards, _ = placement._split_tensor(  # type: ignore[attr-defined]
+            along, mesh_shape[mesh_dim], with_padding=False
+        )
+        entries[dim] = shards[coordinate[mesh_dim]].reshape(-1)
+    index = tuple(_as_slice(own) for own in entries)
+    return Part(index, tuple(own.numel() for own in entries))
+
+
+def _as_slice(entries: Tensor) -> slice | Tensor:
+    """Return consecutive entries as a slice."""
+    if entries.numel() == 0:
+        return slice(0, 0)
+    first, count = int(entries[0]), entries.numel()
+    is_run = torch.equal(entries, torch.arange(first, first + count))
+    return slice(first, first + count) if is_run else entries
