@@ -87,9 +87,9 @@ DAMAGE = {
     ),
     "a list": (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json", "format None"),
     "newer": (
-        lambda p: edit_manifest(p, version=2, mars="9.0"),
+        lambda p: edit_manifest(p, version=3, mars="9.0"),
         "manifest.json",
-        "format version 2, this mars reads up to 1; it was written by mars 9.0",
+        "format version 3, this mars reads up to 2; it was written by mars 9.0",
     ),
     "odd version": (lambda p: edit_manifest(p, version="x"), "manifest.json", "version 'x'"),
     "few entries": (

@@ -7,6 +7,7 @@ adversary, who can compute a digest too; against him, loading executes nothing.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,13 @@ from mars import __version__
 from mars.checkpoint.errors import CheckpointError
 
 FORMAT = "mars-checkpoint"
-VERSION = 1
+# What has no shards is written as before there were any, and readers of that time can read it.
+VERSION, SHARDED_VERSION = 1, 2
 NAME = "manifest.json"
 MODEL, TRAINING = "model.pt", "training.pt"
+_OWN = re.compile(r"own-\d{5,}\.pt")
+# As torch.distributed.checkpoint names them.
+_SHARD = re.compile(r"shard-\d{5,}-model-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +43,28 @@ class Manifest:
     step: int
     files: dict[str, Fingerprint]
     about: dict[str, Any]  # whatever JSON the caller gave
+    world_size: int = 1
+
+    @property
+    def shards(self) -> list[str]:
+        """The files of sharded tensors."""
+        return [name for name in self.files if _SHARD.fullmatch(name)]
+
+
+def own_name(rank: int) -> str:
+    """Return the name of the file that holds what is a rank's alone."""
+    return f"own-{rank:05d}.pt"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """Return the manifest as the JSON that is written."""
+    ranks = {} if manifest.world_size == 1 else {"world_size": manifest.world_size}
     return _sealed(
         {
             "format": FORMAT,
-            "version": VERSION,
+            "version": SHARDED_VERSION if manifest.shards else VERSION,
             "step": manifest.step,
+            **ranks,
             "mars": __version__,
             "torch": str(torch.__version__),
             "files": {
@@ -76,14 +94,21 @@ def read_manifest(checkpoint: Path) -> Manifest:
     try:
         return Manifest(
             step=entries["step"],
-            files={
-                name: Fingerprint(entries["files"][name]["bytes"], entries["files"][name]["sha256"])
-                for name in (MODEL, TRAINING)
-            },
+            files=_read_files(entries["files"], path),
             about=entries["about"],
+            world_size=entries.get("world_size", 1),
         )
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: entries are missing") from error
+
+
+def _read_files(entries: Mapping[str, Any], path: Path) -> dict[str, Fingerprint]:
+    names = [MODEL, TRAINING, *(name for name in entries if name not in (MODEL, TRAINING))]
+    for name in names[2:]:
+        # A name becomes part of a path: only those that a checkpoint can have are looked for.
+        if not (_OWN.fullmatch(name) or _SHARD.fullmatch(name)):
+            raise CheckpointError(f"checkpoint {path} is foreign: it names the file {name!r}")
+    return {name: Fingerprint(entries[name]["bytes"], entries[name]["sha256"]) for name in names}
 
 
 def _check_format(entries: object, path: Path) -> None:
@@ -91,10 +116,11 @@ def _check_format(entries: object, path: Path) -> None:
     if not isinstance(entries, dict) or found != FORMAT:
         raise CheckpointError(f"checkpoint {path} is foreign: format {found!r}, not {FORMAT!r}")
     version = entries.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if not isinstance(version, int) or version > SHARDED_VERSION:
         raise CheckpointError(
-            f"checkpoint {path} has format version {version!r}, this mars reads up to {VERSION}; "
-            f"it was written by mars {entries.get('mars')}: install that or a later one"
+            f"checkpoint {path} has format version {version!r}, this mars reads up to "
+            f"{SHARDED_VERSION}; it was written by mars {entries.get('mars')}: "
+            "install that or a later one"
         )
 
 

@@ -1,4 +1,8 @@
-"""Reading a checkpoint: verified before it is loaded, and nothing in it is executed."""
+"""Reading a checkpoint: verified before it is loaded, and nothing in it is executed.
+
+With several ranks all read the same checkpoint or none: they divide the verification, and what
+one finds wrong all hear of.
+"""
 
 import hashlib
 import os
@@ -11,10 +15,22 @@ from pickle import UnpicklingError  # the exception alone: nothing here unpickle
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
+from mars.checkpoint import ranks
 from mars.checkpoint.errors import CheckpointError
 from mars.checkpoint.folder import find, named_step
-from mars.checkpoint.manifest import MODEL, TRAINING, Fingerprint, read_manifest
+from mars.checkpoint.leaves import Place, States, joined, placed
+from mars.checkpoint.manifest import (
+    MODEL,
+    TRAINING,
+    Fingerprint,
+    Manifest,
+    own_name,
+    read_manifest,
+)
+
+Device = str | torch.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +44,42 @@ class Loaded:
     about: dict[str, Any]  # the JSON that was given to save
     rejected: list[str] = field(default_factory=list)
     """What is wrong with each newer checkpoint, the newest first."""
+    own: dict[Any, Any] | None = None
+    """What this rank gave as its own; None if it gave nothing, or to another number of ranks."""
 
 
-def load(path: Path, *, map_location: str | torch.device = "cpu") -> Loaded:
+def load(path: Path, *, map_location: Device = "cpu", place: Place | None = None) -> Loaded:
     """Return a checkpoint's contents; raise `CheckpointError` if it is not good.
 
     The error names the file, what is wrong with it, and the newest earlier one that is good.
+    In a process group every rank calls it. A checkpoint may come from any number of ranks.
+
+    Args:
+        path: the folder of the checkpoint.
+        map_location: where tensors go without ``place``.
+        place: asked for every tensor of model and training, gives what to read it into: a tensor
+            for all of it, a DTensor for this rank's part. None reads all of it.
     """
     try:
-        return _load(path, map_location=map_location)
+        return _load(path, map_location=map_location, place=place)
     except CheckpointError as error:
         step = named_step(path)
         before = inf if step is None else step
         raise CheckpointError(f"{error}; {good_one(path.parent, before=before)}") from error
 
 
-def load_newest(folder: Path, *, map_location: str | torch.device = "cpu") -> Loaded | None:
+def load_newest(
+    folder: Path, *, map_location: Device = "cpu", place: Place | None = None
+) -> Loaded | None:
     """Return the newest good checkpoint, and why newer ones were passed over; None without any.
 
-    Where there are checkpoints and none is good, that is an error: a run must not start anew
-    because its disk is damaged.
+    The arguments and ranks are as for `load`. Where there are checkpoints and none is good, that
+    is an error: a run must not start anew because its disk is damaged.
     """
     rejected: list[str] = []
-    for found in reversed(find(folder)):
+    for name in ranks.first(lambda: [found.path.name for found in reversed(find(folder))]):
         try:
-            loaded = _load(found.path, map_location=map_location)
+            loaded = _load(folder / name, map_location=map_location, place=place)
         except CheckpointError as error:
             rejected.append(str(error))
         else:
@@ -77,17 +104,68 @@ def good_one(folder: Path, *, before: float = inf) -> str:
     return f"no {'other' if before == inf else 'earlier'} checkpoint in {folder} is good"
 
 
-def _load(path: Path, *, map_location: str | torch.device) -> Loaded:
+def _load(path: Path, *, map_location: Device, place: Place | None) -> Loaded:
+    manifest = ranks.together(lambda: _checked_manifest(path))
+    return ranks.together(lambda: _contents(path, manifest, map_location=map_location, place=place))
+
+
+def _checked_manifest(path: Path) -> Manifest:
+    """Return the manifest, with this rank's share of the files that it does not read verified."""
     manifest = read_manifest(path)
     if named_step(path) not in (None, manifest.step):
         raise CheckpointError(
             f"checkpoint {path} was renamed: its manifest says step {manifest.step}"
         )
-    states = {}
-    for name, fingerprint in manifest.files.items():
-        with _verified(path / name, fingerprint) as file:
-            states[name] = _state(file, path=path / name, map_location=map_location)
-    return Loaded(manifest.step, states[MODEL], states[TRAINING], path, manifest.about)
+    shared = [name for name in manifest.files if name not in (MODEL, TRAINING)]
+    for name in shared[ranks.rank() :: ranks.world_size()]:
+        with _verified(path / name, manifest.files[name]):
+            pass
+    return manifest
+
+
+def _contents(
+    path: Path, manifest: Manifest, *, map_location: Device, place: Place | None
+) -> Loaded:
+    def state(name: str, device: Device) -> dict[Any, Any]:
+        with _verified(path / name, manifest.files[name]) as file:
+            return _state(file, path=path / name, map_location=device)
+
+    # What is put in its place has no need to pass through a device as a whole.
+    device = map_location if place is None else "cpu"
+    states = {"model": state(MODEL, device), "training": state(TRAINING, device)}
+    if manifest.shards:
+        states = _with_shards(states, path, manifest, map_location=map_location, place=place)
+    else:
+        states = joined(states, stored=None, place=place)
+    name = own_name(ranks.rank())
+    is_own = manifest.world_size == ranks.world_size() and name in manifest.files
+    own = state(name, "cpu") if is_own else None
+    return Loaded(manifest.step, states["model"], states["training"], path, manifest.about, own=own)
+
+
+def _with_shards(
+    states: States, path: Path, manifest: Manifest, *, map_location: Device, place: Place | None
+) -> States:
+    """Return the states with their sharded tensors read."""
+    # Only here: it takes long to import, and most checkpoints have no shards.
+    from mars.checkpoint.shards import StoredShards
+
+    shards = StoredShards(path, manifest.shards)
+    targets: dict[str, Tensor] = {}
+
+    def stored(name: str) -> Tensor:
+        if name not in targets:
+            shape, dtype = shards.describe(name)
+            targets[name] = (
+                torch.empty(shape, dtype=dtype, device=map_location)
+                if place is None
+                else placed(name, shape, dtype, place=place)
+            )
+        return targets[name]
+
+    states = joined(states, stored=stored, place=place)
+    shards.read_(targets)
+    return states
 
 
 def _is_good(path: Path) -> bool:
@@ -132,7 +210,7 @@ def _verified(path: Path, expected: Fingerprint) -> Iterator[BinaryIO]:
         yield file
 
 
-def _state(file: BinaryIO, *, path: Path, map_location: str | torch.device) -> dict[Any, Any]:
+def _state(file: BinaryIO, *, path: Path, map_location: Device) -> dict[Any, Any]:
     try:
         state = torch.load(file, map_location=map_location, weights_only=True, mmap=False)
     except (MemoryError, torch.OutOfMemoryError):
