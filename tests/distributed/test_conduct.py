@@ -276,7 +276,9 @@ def _placements(ranks: int) -> Facts:
             optimizer.step()
         facts[name] = whole(param)
     facts["errors"] = [
-        _error(lambda: MARS([nn.Parameter(DTensor.from_local(weights, mesh, [Partial()]))])),
+        _error(
+            lambda: MARS([("odd", nn.Parameter(DTensor.from_local(weights, mesh, [Partial()])))])
+        ),
         _error(lambda: MARS([param], differentiable=True)),
         _error(lambda: MARS([param], mars_type="mars-m", capturable=True)),
     ]
@@ -443,7 +445,7 @@ def test_a_matrix_may_lie_on_a_mesh_in_any_way(name, two):
 def test_what_cannot_be_honoured_is_refused_with_the_way_out(two):
     for facts in two:
         partial, differentiable, capturable = facts["placements"]["errors"]
-        assert "(5, 7)" in partial
+        assert "parameter 'odd' of shape (5, 7)" in partial
         assert "redistribute" in partial
         assert "plain parameters" in differentiable
         assert "leave it False" in capturable

@@ -27,48 +27,47 @@ _DTYPES = (
 )
 
 
-def check_parameter(param: object, options: Group) -> None:
+def check_parameter(param: object, options: Group, *, name: str | None = None) -> None:
     """Refuse a parameter that ``options`` cannot be applied to as they say."""
     if not isinstance(param, Tensor):
         return  # the base class has the message for that
     if is_lazy(param):
         return  # its shape and dtype are not known yet
-    shape = tuple(param.shape)
+    which = f"{f'parameter {name!r}' if name else 'a parameter'} of shape {tuple(param.shape)}"
     if param.is_conj():
         raise ValueError(
-            f"a parameter of shape {shape} is a lazy conjugate, which cannot be written as real "
+            f"{which} is a lazy conjugate, which cannot be written as real "
             "numbers; use resolve_conj()"
         )
     if param.dtype not in _DTYPES:
         raise ValueError(
-            f"cannot optimize a parameter of dtype {param.dtype} and shape {shape}; "
+            f"cannot optimize {which} and dtype {param.dtype}; "
             f"supported are {', '.join(str(dtype) for dtype in _DTYPES)}"
         )
     if getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False):
         raise ValueError(
-            f"a parameter of shape {shape} was flattened by FullyShardedDataParallel (FSDP1), so "
+            f"{which} was flattened by FullyShardedDataParallel (FSDP1), so "
             "its matrices cannot be told apart; use FSDP2 (torch.distributed.fsdp.fully_shard)"
         )
     if hasattr(param, "ds_id"):
         raise ValueError(
-            f"a parameter of shape {shape} is partitioned by DeepSpeed ZeRO-3, so its matrix "
+            f"{which} is partitioned by DeepSpeed ZeRO-3, so its matrix "
             "is not here; use FSDP2 (torch.distributed.fsdp.fully_shard)"
         )
-    check_layout(param, options)
+    check_layout(param, options, name=which)
     if options["capturable"] and layout_of(param) and route(param, options).rule in MATRIX_RULES:
         raise ValueError(
-            f"capturable=True cannot hold the exchange of a sharded matrix of shape {shape}; leave "
-            "it False in its group"
+            f"capturable=True cannot hold the exchange between ranks that {which} needs; leave it "
+            "False in its group"
         )
     if options["role"] == "matrix" and param.ndim < 2:
         raise ValueError(
-            f"role='matrix' needs two dimensions or more, got a parameter of shape {shape}; "
-            "give it role='vector'"
+            f"role='matrix' needs two dimensions or more, got {which}; give it role='vector'"
         )
     if param.is_complex() and options["last_grad_dtype"] is not None:
         raise ValueError(
-            f"last_grad_dtype={options['last_grad_dtype']} cannot hold the gradient of a complex "
-            f"parameter of shape {shape}; leave last_grad_dtype=None in its group"
+            f"last_grad_dtype={options['last_grad_dtype']} cannot hold the gradient of {which}, "
+            "which is complex; leave last_grad_dtype=None in its group"
         )
 
 

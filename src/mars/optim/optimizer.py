@@ -163,8 +163,10 @@ class MARS(Optimizer):
         check_shared([*self.param_groups, options])
         if options["differentiable"] != self.defaults["differentiable"]:
             raise ValueError("differentiable is set for all groups, in the constructor")
-        for item in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
-            check_parameter(item[1] if isinstance(item, tuple) else item, options)
+        given = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+        for item, name in zip(given, group.get("param_names", [None] * len(given)), strict=False):
+            own_name, param = item if isinstance(item, tuple) else (name, item)
+            check_parameter(param, options, name=own_name)
         group.setdefault("skipped_steps", torch.zeros((), dtype=torch.int64))
         super().add_param_group(group)
         self._had_matrices = [has_matrices(each) for each in self.param_groups]

@@ -104,25 +104,24 @@ def local_part(whole: Tensor, *, like: Tensor) -> Tensor:
     return whole[parts[tuple(coordinate)].index]
 
 
-def check_layout(param: Tensor, options: Mapping[str, Any]) -> None:
+def check_layout(param: Tensor, options: Mapping[str, Any], *, name: str) -> None:
     """Refuse a placement or an option that a sharded parameter cannot honour."""
     layout = layout_of(param)
     if layout is None:
         return
-    shape = tuple(param.shape)
     if any(placement.is_partial() for placement in layout.placements):
         raise ValueError(
-            f"a parameter of shape {shape} has placements {layout.placements}: its value is a sum "
+            f"{name} has placements {layout.placements}: its value is a sum "
             "that no rank has; redistribute it to Shard or Replicate"
         )
     if layout.mesh.get_coordinate() is None:
         raise ValueError(
-            f"a parameter of shape {shape} lies on a mesh without this rank; give each rank's "
+            f"{name} lies on a mesh without this rank; give each rank's "
             "optimizer the parameters that it holds"
         )
     if options["differentiable"]:
         raise ValueError(
-            f"differentiable=True cannot follow a sharded parameter of shape {shape}: the step "
+            f"differentiable=True cannot follow {name}, which is sharded: the step "
             "works on local tensors; use plain parameters"
         )
 
