@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from mars import cli
-from mars.commands import compare
+from mars.commands import compare, extras
 from mars.comparison import conduct, study
 from mars.comparison.plan import Failure
 from mars.comparison.runner import StoppedError
@@ -95,7 +95,7 @@ def test_a_wrong_command_line_leaves_nothing(arguments, words, tmp_path, monkeyp
 
 def test_without_its_extra_it_refuses_before_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare, "find_spec", lambda name: None if name == "plotly" else name)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "plotly" else name)
     assert cli.main(["compare", "quickstart"]) == 2
     err = capsys.readouterr().err
     assert err == "mars: mars compare needs plotly: pip install 'mars-optimizer[report]'\n"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mars import cli
-from mars.commands.report import _EXTRA
+from mars.commands.extras import REPORT
 from report.example import FINALS, parsed, write_example
 from report.synthetic import make_config, write_run
 
@@ -119,10 +119,10 @@ def test_records_are_not_replaced_by_a_page(study, here, capsys):
     assert os.listdir(here) == []
 
 
-@pytest.mark.parametrize("name", _EXTRA)
+@pytest.mark.parametrize("name", REPORT)
 def test_a_missing_package_names_the_extra(name, study, here, capsys, monkeypatch):
     monkeypatch.setattr(
-        "mars.commands.report.find_spec", lambda asked: None if asked == name else object()
+        "mars.commands.extras.find_spec", lambda asked: None if asked == name else object()
     )
     line = refused([str(study)], capsys)
     assert line == f"mars: mars report needs {name}: pip install 'mars-optimizer[report]'\n"

@@ -1,13 +1,13 @@
 """``mars compare``: from a preset or a study to a verdict and a page, or to where it goes on."""
 
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mars.commands.extras import REPORT, check_extra
 from mars.commands.study_options import CompareOptions
 from mars.comparison import study
 from mars.comparison.plan import Failure, Plan, confirming_trials, search_trials
@@ -19,7 +19,6 @@ from mars.metrics.display import print_text
 from mars.metrics.quantities import count_text
 
 _RUNS = Path("runs")
-_EXTRA = ("numpy", "scipy", "plotly", "matplotlib")
 
 
 def compare(options: CompareOptions, console: Console, *, command: str) -> None:
@@ -34,7 +33,8 @@ def compare(options: CompareOptions, console: Console, *, command: str) -> None:
     if options.dry_run:
         show_plan(plan, console)
         return
-    _check_extra()
+    # Refused now rather than after hours, at the page.
+    check_extra(REPORT, command="compare", extra="report")
     _compare(plan, folder, console, options)
 
 
@@ -58,15 +58,6 @@ def _default_place(plan: Plan, config: str | None) -> Path:
     is_file = path.suffix == ".toml" or path.is_file()
     is_study = study.is_study(path) if is_file else config in study.names()
     return _RUNS / (plan.name if is_study else f"compare-{plan.name}")
-
-
-def _check_extra() -> None:
-    """Refuse now what would fail after hours, at the page."""
-    missing = [name for name in _EXTRA if find_spec(name) is None]
-    if missing:
-        raise RefusedError(
-            f"mars compare needs {', '.join(missing)}: pip install 'mars-optimizer[report]'"
-        )
 
 
 def _compare(plan: Plan, folder: Path, console: Console, options: CompareOptions) -> None:

@@ -1,12 +1,12 @@
 """``mars report``: from run directories to one page, figures, or Markdown."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from mars.commands.extras import REPORT, check_extra
 from mars.commands.study_options import ReportOptions
 from mars.config.errors import RefusedError
 from mars.metrics.display import print_text, printable
@@ -14,13 +14,12 @@ from mars.metrics.display import print_text, printable
 if TYPE_CHECKING:
     from mars.report.analysis import Analysis
 
-_EXTRA = ("numpy", "scipy", "plotly", "matplotlib")
 _PAGE = Path("report.html")
 
 
 def report(options: ReportOptions, console: Console) -> None:
     """Do what the command line asks for."""
-    _check_extra()
+    check_extra(REPORT, command="report", extra="report")
     if options.markdown and options.out is not None:
         raise RefusedError(
             f"--markdown prints and makes no page; leave out --out {options.out}, or --markdown"
@@ -70,14 +69,6 @@ def _print_markdown(analysis: "Analysis", console: Console) -> None:
 
 def _tell(console: Console, label: str, value: str) -> None:
     print_text(console, Text.assemble((f"{label:8}", "dim"), value))
-
-
-def _check_extra() -> None:
-    missing = [name for name in _EXTRA if find_spec(name) is None]
-    if missing:
-        raise RefusedError(
-            f"mars report needs {', '.join(missing)}: pip install 'mars-optimizer[report]'"
-        )
 
 
 def _check_place(out: Path) -> None:

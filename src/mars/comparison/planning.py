@@ -99,7 +99,7 @@ def _slug(label: str, *, taken: set[str]) -> str:
     """Return a label as a directory's name: lower case, with dashes, unlike those taken."""
     slug = re.sub(r"[^a-z0-9.]+", "-", label.lower())[:_LONGEST_SLUG].strip("-.") or "arm"
     while slug in taken:
-        # Of the label alone, so that an arm keeps its directory when others come and go.
+        # Of the label alone: it does not depend on how many others are like it.
         slug = f"{slug}-{hashlib.sha256(label.encode()).hexdigest()[:12]}"
     return slug
 

@@ -3,9 +3,11 @@
 Each rank holds its parts of the momenta. The owner of a matrix collects them, computes the
 direction, and every rank gets its part of that. Owners are chosen so that all have about equally
 much to compute. Matrices travel in waves, one batch of every owner at a time: while a wave is
-computed, the next one is on its way, and two waves are all the memory this takes.
+computed, the next one is on its way, and two waves are all the memory this takes; of matrices that
+every rank holds whole, some batches.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mars.optim.sharding import Holding
+
+# Elements of whole directions under way at a time, unless one batch has more.
+_BROADCAST_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +34,16 @@ class Item:
 
 # The items of one wave: of each owner, a batch of equal shapes from one bucket.
 Wave = list[list[Item]]
+# A matrix and the part of its direction that is for this rank.
+Directed = tuple[Item, Tensor]
 # From a bucket and whole momenta to whole directions.
 Rule = Callable[[int, list[Tensor]], list[Tensor]]
 
 
 def directions(
     items: Sequence[Item], rule: Rule, *, at_once: Callable[[int], int]
-) -> Iterator[list[tuple[Item, Tensor]]]:
-    """Yield, wave by wave, the parts of the directions that belong to this rank.
+) -> Iterator[list[Directed]]:
+    """Yield, a batch or a wave at a time, the parts of the directions that belong to this rank.
 
     Every rank of the group calls it with the same matrices in the same order. ``at_once`` says how
     many matrices of a bucket an owner works on in one batch.
@@ -45,17 +52,15 @@ def directions(
     rank = dist.get_rank(group)
     waves = _waves(items, ranks=dist.get_world_size(group), at_once=at_once)
     arriving = _collect(waves[0], rank)
-    leaving: tuple[Wave, _Transfer] | None = None
+    leaving: Iterator[list[Directed]] = iter(())
     for number, wave in enumerate(waves):
         momenta = arriving()
         if number + 1 < len(waves):
             arriving = _collect(waves[number + 1], rank)
         computed = rule(wave[rank][0].bucket, momenta) if wave[rank] else []
-        if leaving is not None:
-            yield _received(*leaving, rank=rank)
-        leaving = wave, _send_back(wave, computed, rank)
-    assert leaving is not None
-    yield _received(*leaving, rank=rank)
+        yield from leaving
+        leaving = _return(wave, computed, rank)
+    yield from leaving
 
 
 def owners(costs: Sequence[float], *, ranks: int) -> list[int]:
@@ -158,8 +163,13 @@ def _assembled(item: Item, rank: int, arrived: list[Iterator[Tensor]]) -> Tensor
     return whole
 
 
-def _send_back(wave: Wave, computed: list[Tensor], rank: int) -> _Transfer:
-    """Start to send every rank its parts of the directions."""
+def _return(wave: Wave, computed: list[Tensor], rank: int) -> Iterator[list[Directed]]:
+    """Start to send every rank its parts of the directions; the iterator waits for them."""
+    replicated = all(item.holding.is_replicated for own in wave for item in own)
+    return (_broadcast if replicated else _scatter)(wave, computed, rank)
+
+
+def _scatter(wave: Wave, computed: list[Tensor], rank: int) -> Iterator[list[Directed]]:
     first = next(item for own in wave for item in own)
     mine = list(zip(wave[rank], computed, strict=True))
     sent = [
@@ -167,12 +177,49 @@ def _send_back(wave: Wave, computed: list[Tensor], rank: int) -> _Transfer:
         for receiver in range(len(wave))
     ]
     received = [[item.holding.parts[rank].numel for item in own] for own in wave]
-    return _Transfer(sent, received, like=first)
+    transfer = _Transfer(sent, received, like=first)
+
+    def arrived() -> Iterator[list[Directed]]:
+        yield [
+            (item, piece.view(item.holding.parts[rank].shape))
+            for own, pieces in zip(wave, transfer.wait(), strict=True)
+            for item, piece in zip(own, pieces, strict=True)
+        ]
+
+    return arrived()
 
 
-def _received(wave: Wave, transfer: _Transfer, *, rank: int) -> list[tuple[Item, Tensor]]:
-    return [
-        (item, piece.view(item.holding.parts[rank].shape))
-        for own, pieces in zip(wave, transfer.wait(), strict=True)
-        for item, piece in zip(own, pieces, strict=True)
-    ]
+def _broadcast(wave: Wave, computed: list[Tensor], rank: int) -> Iterator[list[Directed]]:
+    """Send whole directions from each owner in turn, as many batches at a time as memory allows.
+
+    An all-to-all would hold a copy for every rank.
+    """
+    waiting = deque((owner, own) for owner, own in enumerate(wave) if own)
+    under_way: deque[tuple[list[Item], Tensor, dist.Work | None]] = deque()
+
+    def start() -> None:
+        while waiting:
+            owner, own = waiting[0]
+            size = sum(item.momentum.numel() for item in own)
+            held = sum(batch.numel() for _, batch, _ in under_way)
+            if under_way and held + size > _BROADCAST_ELEMENTS:
+                return
+            batch = own[0].momentum.new_empty(size)
+            if owner == rank:
+                torch.cat([direction.reshape(-1) for direction in computed], out=batch)
+            group = own[0].holding.group
+            work = dist.broadcast(batch, group=group, group_src=owner, async_op=True)
+            under_way.append((own, batch, work))
+            waiting.popleft()
+
+    def arrived() -> Iterator[list[Directed]]:
+        while under_way:
+            own, batch, work = under_way.popleft()
+            if work is not None:
+                work.wait()
+            pieces = torch.split(batch, [item.momentum.numel() for item in own])
+            yield [(i, piece.view(i.holding.shape)) for i, piece in zip(own, pieces, strict=True)]
+            start()
+
+    start()
+    return arrived()
