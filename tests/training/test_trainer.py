@@ -450,10 +450,23 @@ def test_another_machine_is_told(corpus, tmp_path):
     assert f"torch (was 2.9.0, is {torch.__version__})" in " ".join(shown.split())
 
 
-def test_several_processes_are_refused(corpus, tmp_path, monkeypatch):
+def test_several_processes_without_a_launcher_are_refused(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RefusedError, match="one process"):
+    with pytest.raises(RefusedError, match="'RANK'; start them with torchrun"):
         run(write_config(tmp_path, corpus), tmp_path / "run")
+
+
+def test_one_process_is_not_asked_to_share(corpus, tmp_path):
+    with pytest.raises(RefusedError, match="start it with torchrun --nproc-per-node N -m mars"):
+        run(write_config(tmp_path, corpus), tmp_path / "run", "parallel=fsdp2")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_micro_batch_size_is_told_when_a_run_goes_on(corpus, tmp_path):
+    config = write_config(tmp_path, corpus)
+    run(config, tmp_path / "run")
+    shown = run(config, tmp_path / "run", "micro_batch_size=1", resume=True)
+    assert "not bit-identical from here on: micro_batch_size (was 2, is 1)" in shown
 
 
 def test_a_lack_of_memory_is_told_in_one_line(corpus, tmp_path):

@@ -1,5 +1,6 @@
 """``mars train``: from a preset or a file to a finished run, or to one that can be resumed."""
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,13 @@ from mars.config.errors import FailedError, RefusedError
 from mars.config.load import load_file, override
 from mars.config.schema import Run
 from mars.metrics.quantities import loss_text
+from mars.training.launch import Launch, check_launch, read_launch, refused_once
 
 if TYPE_CHECKING:
     from mars.metrics.display import Header, Summary
     from mars.training.run_directory import RunDirectory
     from mars.training.trainer import Outcome, Progress
+    from mars.training.world import World
 
 _RUNS = Path("runs")
 _SAMPLE_TOKENS = 240
@@ -28,23 +31,59 @@ _LARGEST_SAMPLED = 12 * 768
 
 
 def train(options: TrainOptions, console: Console) -> None:
-    """Do what the command line asks for."""
+    """Do what the command line asks for, alone or with the other processes of a launch."""
     if options.list:
         show_presets(console)
         return
-    config = resolve(options)
+    launch = read_launch()
+    with refused_once(launch):
+        config = resolve(options)
+        check_launch(config, launch)
     # Torch is imported from here on: refusals of the config come at once.
-    from mars.training.run_directory import RunDirectory, available, check_new
+    from mars.training.world import connected
 
-    out = options.out
+    training = config.training
+    with connected(
+        launch, device=training.device, timeout_seconds=training.timeout_seconds
+    ) as world:
+        directory, resume = _agreed_place(options, config, world)
+        is_complete = _train(config, directory, console, resume=resume, world=world)
+    # The others have left: from here on this process is alone.
+    if is_complete and world.is_first:
+        _show_sample(config, directory, console)
+
+
+def _agreed_place(
+    options: TrainOptions, config: Run, world: "World"
+) -> tuple["RunDirectory", bool]:
+    """Return where to train and whether to continue what is there, as the first process says."""
+    from mars.training.run_directory import RunDirectory
+
+    said = ""
+    with world.agreed():
+        if world.is_first:
+            path, resume = _place(options, config, world.launch)
+            said = json.dumps([str(path), resume])
+    path, resume = json.loads(world.told(said))
+    return RunDirectory(Path(path)), resume
+
+
+def _place(options: TrainOptions, config: Run, launch: Launch) -> tuple[Path, bool]:
+    """Return where to train, and whether to continue what is there."""
+    from mars.training.run_directory import RunDirectory, available, check_new, of_this_job
+
+    if launch.restarts:
+        begun = of_this_job([options.out] if options.out else _runs(config.name), launch)
+        if begun is not None:
+            return begun, True
     if options.resume:
-        directory = RunDirectory(out or _only_run(config.name))
-        if not directory.exists:
-            check_new(directory.path)
-    else:
-        directory = RunDirectory(out or available(_RUNS, name=config.name))
-        check_new(directory.path)
-    _train(config, directory, console, resume=options.resume)
+        path = options.out or _only_run(config.name)
+        if not RunDirectory(path).exists:
+            check_new(path)
+        return path, True
+    path = options.out or available(_RUNS, name=config.name)
+    check_new(path)
+    return path, False
 
 
 def resolve(options: TrainOptions) -> Run:
@@ -66,38 +105,51 @@ def _named(options: TrainOptions) -> Run:
     raise RefusedError("name a preset or a TOML file; mars train --list shows the presets")
 
 
+def _runs(name: str) -> list[Path]:
+    """Return where runs of a name may be that have no ``--out``."""
+    return [_RUNS / name, *sorted(_RUNS.glob(f"{name}-[0-9]*"))]
+
+
 def _only_run(name: str) -> Path:
     """Return the run of a name without ``--out``, or refuse to guess which one is meant."""
-    found = sorted(_RUNS.glob(f"{name}-[0-9]*"))
-    if found:
-        places = ", ".join(str(path) for path in (_RUNS / name, *found))
+    only, *others = _runs(name)
+    if others:
+        places = ", ".join(str(path) for path in (only, *others))
         raise RefusedError(f"there are several runs of {name}; choose one with --out: {places}")
-    return _RUNS / name
+    return only
 
 
-def _train(config: Run, directory: "RunDirectory", console: Console, *, resume: bool) -> None:
+def _train(
+    config: Run, directory: "RunDirectory", console: Console, *, resume: bool, world: "World"
+) -> bool:
+    """Train, and return whether the run came to its end."""
     from mars.metrics.console import make_display
+    from mars.metrics.silent import SilentDisplay
     from mars.training.assemble import assemble
+    from mars.training.failures import failures_told
     from mars.training.hardware import memory_errors_in_words
 
-    display = make_display(console)
+    display = make_display(console) if world.is_first else SilentDisplay()
+    tell = display.message
     try:
         with (
+            failures_told(world, directory) as reached,
             memory_errors_in_words(),
-            assemble(config, directory, display=display, resume=resume, tell=display.message) as (
+            assemble(config, directory, display=display, resume=resume, tell=tell, world=world) as (
                 trainer,
                 header,
             ),
         ):
+            reached.step = lambda: trainer.progress.step
             display.start(header)
             outcome = trainer.run()
         if outcome.stopped_by == "divergence":
-            raise _diverged(directory, outcome.progress)
-        display.finish(summary(header, directory, outcome))
+            raise _diverged(directory, outcome.progress) if world.is_first else SystemExit(1)
+        if world.is_first:
+            display.finish(summary(header, directory, outcome))
     finally:
         display.close()
-    if outcome.stopped_by is None:
-        _show_sample(config, directory, console)
+    return outcome.stopped_by is None
 
 
 def _diverged(directory: "RunDirectory", progress: "Progress") -> FailedError:

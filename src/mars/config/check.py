@@ -49,9 +49,10 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
             *("model.vocab_size", "training.steps", "training.batch_size"),
             *("training.micro_batch_size", "training.validate_every"),
             *("training.validation_sequences", "checkpoint.every", "checkpoint.keep"),
-            "metrics.log_every",
+            *("metrics.log_every", "training.replicas"),
         ),
     ),
+    ("from 1 to 86400", lambda value: 1 <= value <= 86400, ("training.timeout_seconds",)),
     ("at least 0", lambda value: value >= 0, ("seed", "data.workers", "schedule.warmup_steps")),
     (
         "positive and finite",
@@ -157,6 +158,9 @@ def _check_shapes(run: Run) -> None:
             f"does not divide training.batch_size = {training.batch_size}; "
             f"use {math.gcd(micro, training.batch_size)}",
         )
+    if training.replicas is not None and training.parallel != "hsdp":
+        reason = 'has no meaning without training.parallel = "hsdp"'
+        _refuse("training.replicas", training.replicas, f"{reason}; leave it out")
 
 
 def _check_schedule(schedule: Schedule, *, steps: int, lr: float) -> None:

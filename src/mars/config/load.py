@@ -16,8 +16,12 @@ from mars.config.keys import KEYS, SECTIONS, Key, Value, nearest, nearest_key
 from mars.config.schema import Run
 from mars.config.toml import as_toml, one_line, parse, parse_value, read_text, shown
 
-# Sections and keys that do not change what a run computes.
-_FREE = ("checkpoint.", "metrics.", "description", "name", "data.path", "data.workers")
+# Sections and keys that do not change what a run computes; how processes share it does so in the
+# last digits alone.
+_FREE = (
+    *("checkpoint.", "metrics.", "description", "name", "data.path", "data.workers"),
+    *("training.parallel", "training.replicas", "training.timeout_seconds"),
+)
 
 
 class Difference(NamedTuple):

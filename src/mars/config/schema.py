@@ -45,6 +45,9 @@ class Model:
     scale_attention_by_layer: bool = _key(
         True, "Divide attention logits by the layer's number too, as the paper does."
     )
+    init_from: str | None = _key(
+        None, "Run or Hugging Face folder whose weights to begin with. (default: random weights)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,18 @@ class Training:
     steps: int = _key(100_000, "Optimizer steps.")
     batch_size: int = _key(480, "Sequences a step, over all processes and micro-batches.")
     micro_batch_size: int | None = _key(
-        None, "Sequences at a time in one process; the rest accumulates. (default: all)"
+        None, "Sequences at a time in one process; the rest accumulates. (default: its share)"
+    )
+    parallel: Literal["ddp", "fsdp2", "hsdp"] | None = _key(
+        None,
+        "How the processes of torchrun share a run: each has the whole model, a part of it, or "
+        "groups of them have it. (default: ddp)",
+    )
+    replicas: int | None = _key(
+        None, "hsdp: groups of processes that have the whole model. (default: one a node)"
+    )
+    timeout_seconds: int = _key(
+        60, "How long processes wait for each other before they call one lost."
     )
     grad_clip: float = _key(1.0, "Largest norm of all gradients together; 0 is no limit.")
     precision: Literal["float32", "bfloat16", "float16"] = _key("float32", "Autocast dtype.")

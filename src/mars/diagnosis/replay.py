@@ -17,16 +17,10 @@ from mars.config.schema import Run
 from mars.diagnosis.gradients import Point, Tick
 from mars.diagnosis.plan import Plan
 from mars.metrics.jsonl import read_records
-from mars.training.assemble import (
-    Built,
-    Tell,
-    build,
-    check_data,
-    misfits_refused,
-    rate,
-    tell_changes,
-)
+from mars.training.build import Built, Tell, build, rate
+from mars.training.resuming import check_data, misfits_refused, tell_changes
 from mars.training.run_directory import RunDirectory
+from mars.training.streams import restore_streams_
 
 
 def read_config(directory: RunDirectory) -> Run:
@@ -67,7 +61,7 @@ def replay(config: Run, directory: RunDirectory, *, history: int, tell: Tell) ->
     built = build(config, tell=tell)
     with closing(built.task.batches):
         check_data(directory, built.corpus)
-        tell_changes(directory, built.device, tell=tell)
+        tell_changes(directory, config, built, tell=tell)
         yield Replay(config, built, directory, history=history, tell=tell)
 
 
@@ -80,6 +74,7 @@ class Replay:
         self.built = built
         self.step = 0
         self._rate = rate(config)
+        self._seed = config.seed
         self._peaks = [group["lr"] for group in built.stepper.optimizer.param_groups]
         self._sequences = sequences_a_step(config)
         self._found = checkpoint.find(directory.checkpoints)
@@ -128,7 +123,7 @@ class Replay:
             self.built.model.load_state_dict(loaded.model)
             self.built.stepper.load_state_dict(loaded.training["stepper"])
             self.built.task.batches.load_state_dict(loaded.training["batches"])
-            checkpoint.restore_random_state_(loaded.training["random"])
+            restore_streams_(loaded, seed=self._seed, world=self.built.world)
         self.step = loaded.step
         self._points.clear()
         self._keep_point()

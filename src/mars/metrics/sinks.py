@@ -20,6 +20,15 @@ class Sink(Protocol):
         """Flush, and release what is held; closing twice is harmless."""
 
 
+class Records(Sink, Protocol):
+    """The sink that a run goes on with after a resume."""
+
+    @property
+    def position(self) -> int:
+        """How much it holds, for a checkpoint."""
+        ...
+
+
 class Sinks:
     """Every record to every sink, in the order given: the one that must not fail comes first."""
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from mars._version import __version__
 from mars.config.errors import FailedError, RefusedError
+from mars.training.launch import Launch
 from mars.training.optimizers import Together
 
 # Dense bfloat16 or float16 operations a second, from the vendors' data sheets.
@@ -44,6 +45,19 @@ def resolve_device(name: str) -> torch.device:
         reason = str(error).strip().splitlines()[0]
         raise RefusedError(f"training.device = {name!r} cannot be used here: {reason}") from error
     return device
+
+
+def process_device(name: str, launch: Launch) -> torch.device:
+    """Return the device of one process among several: on a machine with GPUs each has its own."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if launch.local_size > count:
+        raise RefusedError(
+            f"{launch.label} finds {count} GPUs for {launch.local_size} processes on its machine; "
+            "start as many processes with torchrun --nproc-per-node, or set training.device = cpu"
+        )
+    return torch.device("cuda", launch.local_rank)
 
 
 def peak_flops(device: torch.device, *, precision: str) -> float | None:
@@ -116,11 +130,17 @@ def _give_back() -> None:
 
 
 def optimizer_bytes(optimizer: Optimizer | Together) -> int:
-    """Return the bytes of an optimizer's state, step counts left out."""
+    """Return the bytes of an optimizer's state in this process, step counts left out."""
     parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
     states = [state for part in parts for state in part.state.values()]
     tensors = [each for state in states for each in state.values() if isinstance(each, Tensor)]
-    return sum(tensor.nbytes for tensor in tensors if tensor.ndim)
+    return sum(_held(tensor).nbytes for tensor in tensors if tensor.ndim)
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor that may be divided over several."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 @contextmanager

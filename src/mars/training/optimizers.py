@@ -53,10 +53,13 @@ class Together:
             part.load_state_dict(own)
 
 
+AnyOptimizer = Optimizer | Together
+
+
 def build_optimizer(
     config: schema.Optimizer, model: nn.Module, *, skip_nonfinite: bool = True
-) -> Optimizer | Together:
-    """Return the optimizer a config names, for a model that is where it will train.
+) -> AnyOptimizer:
+    """Return the optimizer a config names, for a model that is where and as it will train.
 
     ``skip_nonfinite`` is for exact mode, in which the optimizer alone sees the gradients before it
     uses them; otherwise the loop looks at their norm.
@@ -114,6 +117,11 @@ def _decayed(
     ]
 
 
+def _replicas(model: nn.Module) -> dict[str, Any]:
+    """Return what tells MARS that processes hold the same values, for groups made without it."""
+    return {k: v for k, v in param_groups(model)[0].items() if k == "process_group"}
+
+
 _ALL_ROLES = ("matrix", "embedding", "head", "vector")
 
 
@@ -159,7 +167,7 @@ def _muon(config: schema.Optimizer, model: nn.Module) -> Together:
     decay = config.weight_decay if config.weight_decay_1d is None else config.weight_decay_1d
     rest = _decayed(model, weight_decay=decay, roles=("embedding", "head", "vector"))
     momentum = config.betas[0] if config.betas else _MUON_BETA
-    muon = _nesterov_muon(matrices, lr=config.lr, momentum=momentum)
+    muon = _nesterov_muon(matrices, model, lr=config.lr, momentum=momentum)
     adamw = torch.optim.AdamW(
         rest,
         lr=config.lr if config.lr_1d is None else config.lr_1d,
@@ -170,17 +178,21 @@ def _muon(config: schema.Optimizer, model: nn.Module) -> Together:
     return Together([muon, adamw])
 
 
-def _nesterov_muon(groups: list[dict[str, Any]], *, lr: float, momentum: float) -> Optimizer:
-    """Return torch's Muon, or the same algorithm in float32.
+def _nesterov_muon(
+    groups: list[dict[str, Any]], model: nn.Module, *, lr: float, momentum: float
+) -> Optimizer:
+    """Return torch's Muon, or the same algorithm in float32, or divided over processes.
 
-    torch multiplies in bfloat16, which takes ten times as long on hardware without it. MARS-M with
-    gamma = 1 - beta1 and without a clip is Nesterov Muon (docs/algorithm.md).
+    torch multiplies in bfloat16, which takes ten times as long on hardware without it, and whole
+    matrices in every process. MARS-M with gamma = 1 - beta1 and without a clip is Nesterov Muon
+    (docs/algorithm.md).
     """
-    device = groups[0]["params"][0].device
-    if default_dtype(device) == torch.bfloat16:
+    param, replicas = groups[0]["params"][0], _replicas(model)
+    is_divided = bool(replicas) or hasattr(param, "device_mesh")
+    if default_dtype(param.device) == torch.bfloat16 and not is_divided:
         return torch.optim.Muon(groups, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw")
     return MARS(
-        [{**group, "role": "matrix"} for group in groups],
+        [{**group, "role": "matrix", **replicas} for group in groups],
         lr=lr,
         betas=(momentum, momentum),
         gamma=1 - momentum,

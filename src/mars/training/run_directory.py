@@ -13,7 +13,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ from mars.checkpoint.folder import fsync
 from mars.config.errors import RefusedError
 from mars.config.load import computed_differences, dumps, load_file
 from mars.config.schema import Run
+from mars.training.launch import Launch, read_launch
 
 
 class OccupiedError(RefusedError):
@@ -116,6 +117,11 @@ class RunDirectory:
 
 def command(*arguments: str) -> str:
     """Return a command line of this program as a person here can type it."""
+    launch = read_launch()
+    if launch.size > 1 and arguments[0] == "train":
+        nodes = ["--nnodes", str(launch.nodes)] if launch.nodes > 1 else []
+        each = ["--nproc-per-node", str(launch.local_size)]
+        return shlex.join(["torchrun", *nodes, *each, "-m", "mars", *arguments])
     called = Path(sys.argv[0])
     is_elsewhere = called.name == "mars" and shutil.which("mars") != str(called)
     program = os.path.relpath(called) if is_elsewhere else "mars"
@@ -139,11 +145,27 @@ def available(parent: Path, *, name: str) -> Path:
     return path
 
 
+def of_this_job(candidates: Iterable[Path], launch: Launch) -> Path | None:
+    """Return the run that this launch began before its processes were started again, if any.
+
+    Others are left alone: that processes are started again does not mean that a run which was
+    there before them may be continued.
+    """
+    for path in candidates:
+        directory = RunDirectory(path)
+        if directory.exists and directory.read_manifest().get("job") == launch.job:
+            return path
+    return None
+
+
 def check_resumed(directory: RunDirectory, config: Run) -> None:
     """Refuse to continue a run with a config that would compute something else."""
     before = load_file(directory.config)
     changed = [
-        f"{key} (was {was!r}, is {now!r})" for key, was, now in computed_differences(before, config)
+        f"{key} (was {was!r}, is {now!r})"
+        for key, was, now in computed_differences(before, config)
+        # It changes rounding alone, and another number of processes or GPU may need another one.
+        if key != "training.micro_batch_size"
     ]
     if changed:
         raise RefusedError(

@@ -11,7 +11,8 @@ from mars import MARS
 from mars.config import schema
 from mars.config.errors import FailedError
 from mars.optim.measures import correction_measures
-from mars.training.optimizers import Together
+from mars.training.optimizers import AnyOptimizer
+from mars.training.parallel import Accumulate, at_once
 from mars.training.task import Forward, MicroBatch, Task
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,15 +46,17 @@ class Stepper:
     def __init__(
         self,
         model: Forward,
-        optimizer: torch.optim.Optimizer | Together,
+        optimizer: AnyOptimizer,
         task: Task,
         *,
         config: schema.Training,
+        accumulate: Accumulate = at_once,
     ) -> None:
         self.optimizer = optimizer
         self._model = model
         self._task = task
         self._config = config
+        self._accumulate = accumulate
         self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = self._params[0].device
         self._is_exact = isinstance(optimizer, MARS) and not optimizer.defaults["is_approx"]
@@ -105,13 +108,14 @@ class Stepper:
         return sum(int(group["skipped_steps"]) for group in self.optimizer.param_groups)
 
     def _gradients(self, batch: Sequence[MicroBatch]) -> Tensor:
-        """Compute clipped gradients of a step and return its mean loss."""
+        """Compute clipped gradients of a step and return its mean loss in this process."""
         self.optimizer.zero_grad()
         total = torch.zeros((), device=self._device)
-        for micro in batch:
-            with autocast(self._device, precision=self._config.precision):
-                loss = self._task.loss(self._model, micro) / len(batch)
-            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        for left, micro in zip(reversed(range(len(batch))), batch, strict=True):
+            with self._accumulate(left == 0):
+                with autocast(self._device, precision=self._config.precision):
+                    loss = self._task.loss(self._model, micro) / len(batch)
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self._clip_()
         return total
@@ -121,7 +125,7 @@ class Stepper:
         if self._scaler.is_enabled():
             self._scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # as above
         grads = [p.grad for p in self._params if p.grad is not None]
-        self._norm = torch.nn.utils.get_total_norm(grads)
+        self._norm = _total_norm(grads)
         limit = self._config.grad_clip
         if limit and not (self._device.type == "cpu" and self._norm + _CLIP_EPS <= limit):
             torch.nn.utils.clip_grads_with_norm_(self._params, limit, self._norm)
@@ -131,3 +135,13 @@ class Stepper:
             f"the gradients' norm is {float(self._norm)}; lower optimizer.lr, or leave such steps "
             "out with training.skip_nonfinite = true"
         )
+
+
+def _total_norm(grads: list[Tensor]) -> Tensor:
+    """Return the norm of gradients together: of whole ones where each process has a part."""
+    if not grads or not hasattr(grads[0], "full_tensor"):
+        return torch.nn.utils.get_total_norm(grads)
+    # The norm of a divided tensor is a sum still to be made: here one for all tensors.
+    norms: Tensor = torch.stack(torch._foreach_norm(grads)).full_tensor()  # type: ignore[attr-defined]
+    total: Tensor = torch.linalg.vector_norm(norms)
+    return total

@@ -70,6 +70,8 @@ class LanguageModeling:
     validation: Callable[[], Iterable[MicroBatch]]
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
+    # Sums over the processes that validate, each on its part.
+    sums: Callable[..., list[float]] = lambda *values: list(values)
     unit: Literal["tokens", "samples"] = "tokens"
 
     def loss(self, model: Forward, batch: MicroBatch) -> Tensor:
@@ -85,4 +87,5 @@ class LanguageModeling:
                 loss = self.loss(model, (inputs, targets))
             total += float(loss) * len(inputs)
             count += len(inputs)
-        return {"loss": total / count}
+        total, sequences = self.sums(total, count)
+        return {"loss": total / sequences}

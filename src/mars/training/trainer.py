@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,14 +17,14 @@ from torch import nn
 from mars import checkpoint
 from mars.config.schema import Run
 from mars.metrics.display import Display
-from mars.metrics.jsonl import JsonlSink
 from mars.metrics.record import Record, Split
-from mars.metrics.sinks import Sinks
+from mars.metrics.sinks import Records, Sinks
 from mars.training.hardware import PeakMemory, optimizer_bytes
 from mars.training.run_directory import RunDirectory
 from mars.training.signals import StopRequest
 from mars.training.step import Stepper, Taken
 from mars.training.task import Task
+from mars.training.world import World
 
 DIVERGED_STEPS = 20
 """Steps in a row whose loss is above that of the first step, or not finite, in a diverged run."""
@@ -73,9 +73,10 @@ class Parts:
     # The factor of the peak learning rates at a step, counted from 0.
     rate: Callable[[int], float]
     directory: RunDirectory
-    records: JsonlSink
+    records: Records
     sinks: Sinks
     display: Display
+    world: World
     # Operations a step, over what the hardware could do a second; None where that is unknown.
     ideal_seconds: float | None = None
 
@@ -96,6 +97,8 @@ class Trainer:
         unwatched = math.ceil(_UNWATCHED_PART * self._config.training.steps)
         self._unwatched_steps = max(unwatched, self._config.schedule.warmup_steps)
         self._memory: PeakMemory | None = None
+        # What all processes have agreed to stop for.
+        self._stopped_by: str | None = None
 
     def run(self) -> Outcome:
         """Train to the last step, a signal or divergence; the state of the end is saved."""
@@ -103,9 +106,11 @@ class Trainer:
         self._parts.model.train()
         self._memory = PeakMemory(next(self._parts.model.parameters()).device)
         self._ticked_at = self._recorded_at = time.perf_counter()
-        with StopRequest() as stop, closing(self._parts.task.batches):
-            while self.progress.step < steps and not (stop.name or self.progress.is_diverged):
-                self._advance()
+        world = self._parts.world
+        request = StopRequest(is_silent=not world.is_first, is_shared=world.size > 1)
+        with request as stop, closing(self._parts.task.batches):
+            while self.progress.step < steps and not self._is_over(stop):
+                self._advance(stop)
                 done = self.progress.step
                 is_last = done == steps or self.progress.is_diverged
                 if is_last or done % self._config.training.validate_every == 0:
@@ -116,17 +121,21 @@ class Trainer:
                 self._save()
         if self.progress.is_diverged:
             return Outcome(self.progress, "divergence")
-        return Outcome(self.progress, stop.name if self.progress.step < steps else None)
+        return Outcome(self.progress, self._stopped_by if self.progress.step < steps else None)
 
     def restore(self, training: dict[str, Any]) -> None:
         """Continue from the training part of a checkpoint; the model is restored already."""
         self.progress = Progress(**training["progress"])
         self._parts.stepper.load_state_dict(training["stepper"])
         self._parts.task.batches.load_state_dict(training["batches"])
-        checkpoint.restore_random_state_(training["random"])
         self._recorded_step = self._saved_step = self.progress.step
 
-    def _advance(self) -> None:
+    def _is_over(self, stop: StopRequest) -> bool:
+        if self._parts.world.size == 1:  # nobody has to agree: a validation may be the last thing
+            self._stopped_by = stop.name
+        return self._stopped_by is not None or self.progress.is_diverged
+
+    def _advance(self, stop: StopRequest) -> None:
         """Take one step, and record it when one is due."""
         step = self.progress.step
         factor = self._parts.rate(step)
@@ -138,6 +147,8 @@ class Trainer:
         is_due |= step + 1 == self._config.training.steps
         batch = next(self._parts.task.batches)
         taken = self._parts.stepper(batch, measure=is_due and metrics.measures)
+        loss, self._stopped_by = self._parts.world.after_step(taken.loss, stop.name)
+        taken = replace(taken, loss=loss)
         self.progress.step += 1
         self.progress.skipped_steps += taken.is_skipped
         if self._config.training.stop_diverged:
@@ -195,17 +206,20 @@ class Trainer:
 
     def _save(self) -> None:
         self._parts.sinks.flush()
+        training = {
+            "progress": self.progress.as_state(),
+            "stepper": self._parts.stepper.state_dict(),
+            "batches": self._parts.task.batches.state_dict(),
+            "metrics_position": self._parts.records.position,
+        }
+        streams = {"random": checkpoint.capture_random_state()}
+        is_alone = self._parts.world.size == 1
         checkpoint.save(
             self._parts.directory.checkpoints,
             step=self.progress.step,
             model=self._parts.model.state_dict(),
-            training={
-                "progress": self.progress.as_state(),
-                "stepper": self._parts.stepper.state_dict(),
-                "batches": self._parts.task.batches.state_dict(),
-                "random": checkpoint.capture_random_state(),
-                "metrics_position": self._parts.records.position,
-            },
+            training=training | streams if is_alone else training,
+            own=None if is_alone else streams,
             keep=self._config.checkpoint.keep,
         )
         self._saved_step = self.progress.step
