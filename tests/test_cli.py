@@ -24,6 +24,7 @@ def test_help_lists_every_command_with_one_line(capsys, monkeypatch):
         "• diagnose  Measure how much variance MARS removes from a run's gradients, mode by mode.",
         "• sample    Let a trained model continue a prompt.",
         "• bench     Step time and memory, against torch and other ports of MARS.",
+        "• plan      Compute what training takes on a cluster: memory, traffic, times; what fits.",
     ]
 
 
@@ -41,11 +42,11 @@ def test_help_of_bench_lists_every_option_and_says_defaults(capsys):
     [
         (
             [],
-            "a command is needed: train, prepare, compare, report, diagnose, sample, bench; see",
+            "a command is needed: train, prepare, compare, report, diagnose, sample, bench, plan;",
         ),
         (
             ["bemch"],
-            "'bemch' is no command: train, prepare, compare, report, diagnose, sample, bench",
+            "'bemch' is no command: train, prepare, compare, report, diagnose, sample, bench, plan",
         ),
         (["bench", "--stepz", "3"], "did you mean --steps?"),
         (["bench", "--steps", "x"], "--steps: a whole number is needed, got 'x'"),

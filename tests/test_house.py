@@ -16,7 +16,7 @@ STDLIB = sys.stdlib_module_names
 # Lower rooms first; a room may import from those before it. Importing upwards is refused.
 ROOMS = [
     *("optim", "config", "data", "models"),
-    *("checkpoint", "metrics", "training", "bench"),
+    *("checkpoint", "metrics", "training", "bench", "planning"),
     *("diagnosis", "report", "comparison", "commands"),
 ]
 

@@ -63,6 +63,7 @@ def _parse(arguments: list[str]) -> object:
 
     from mars.bench.options import BenchOptions
     from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
+    from mars.commands.plan_options import PlanOptions
     from mars.commands.study_options import CompareOptions, DiagnoseOptions, ReportOptions
     from mars.config.errors import RefusedError
 
@@ -74,6 +75,7 @@ def _parse(arguments: list[str]) -> object:
         "diagnose": DiagnoseOptions,
         "sample": SampleOptions,
         "bench": BenchOptions,
+        "plan": PlanOptions,
     }
     asked, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if asked == "--version":
@@ -118,6 +120,7 @@ def _run(options: object, arguments: list[str], errors: "Console") -> None:
     """Do what the options of a command ask for."""
     from mars.bench.options import BenchOptions
     from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
+    from mars.commands.plan_options import PlanOptions
     from mars.commands.study_options import CompareOptions, DiagnoseOptions, ReportOptions
 
     if isinstance(options, BenchOptions):
@@ -146,6 +149,10 @@ def _run(options: object, arguments: list[str], errors: "Console") -> None:
         from mars.commands.diagnose import diagnose
 
         diagnose(options, _console())
+    elif isinstance(options, PlanOptions):
+        from mars.commands.plan import plan
+
+        plan(options, _console())
 
 
 def _one_line(box: str, command: str) -> str:
