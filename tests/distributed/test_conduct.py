@@ -1,6 +1,7 @@
 """How MARS behaves among ranks: what travels, who computes, what is refused, what is saved."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -226,7 +227,13 @@ class Perceptron(nn.Module):
         return self.out(torch.tanh(self.into(x)))
 
 
-def perceptron(ranks: int, *, name: str, tensor_parallel: int, shard: bool) -> Tensor:
+def perceptron(
+    ranks: int,
+    *,
+    name: str,
+    tensor_parallel: int,
+    shard: bool,
+) -> Tensor:
     """Return both matrices after steps, computed alone or on a mesh."""
     model = Perceptron()
     inputs = torch.randn(8, 8, 6, generator=torch.Generator().manual_seed(1))
@@ -248,12 +255,102 @@ def perceptron(ranks: int, *, name: str, tensor_parallel: int, shard: bool) -> T
     return torch.cat([whole(p).flatten() for p in model.parameters()])
 
 
+def uneven(ranks: int) -> Tensor:
+    """Return a matrix of nine rows after steps; tensor parallelism and FSDP2 divide it unevenly."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9, bias=False))
+    if ranks > 1:
+        mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["data"])
+    param = model[0].weight
+    optimizer = MARS([param], lr=0.1, mars_type="mars-m", max_norm=0.5)
+    for _ in range(3):
+        param.grad = param.detach().cos()
+        optimizer.step()
+    return whole(param)
+
+
 def _tensor_parallel(ranks: int) -> Facts:
     return {
+        "uneven": uneven(ranks),
+    } | {
         f"{name} {shard}": perceptron(ranks, name=name, tensor_parallel=2, shard=shard)
         for name in ("mars-adamw", "mars-shampoo", "mars-m")
         for shard in ((False,) if ranks == 2 else (True,))
     }
+
+
+def _partial_sums(rank: int, ranks: int) -> Facts:
+    """Take steps on a replicated matrix whose gradients are sums that are still to be made."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    facts: Facts = {}
+    for name, options in {"approx": {}, "exact": {"is_approx": False}}.items():
+        start = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
+        param = nn.Parameter(distribute_tensor(start, mesh, [Replicate()]))
+        optimizer = MARS([param], lr=0.1, max_norm=0.5, **options)
+
+        def closure() -> float:
+            share = (rank + 1) / sum(range(1, ranks + 1))
+            own = whole(param).cos() * share  # noqa: B023
+            param.grad = DTensor.from_local(own, mesh, [Partial()])  # noqa: B023
+            return 0.0
+
+        for _ in range(3):
+            optimizer.step(closure)
+        facts[name] = whole(param)
+    return facts
+
+
+def _state_from_elsewhere(ranks: int) -> Facts:
+    """Load state that lies otherwise than the parameter does."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    start = torch.arange(8.0).view(2, 4)
+    param = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)]))
+    optimizer = MARS([param], lr=0.1)
+    param.grad = distribute_tensor(start.cos(), mesh, [Shard(0)])
+    optimizer.step()
+    packed = optimizer.state_dict()
+    facts: Facts = {"expected": whole(packed["state"][0]["exp_avg"])}
+    for name, other in {
+        "plain": nn.Parameter(start.clone()),
+        "replicated": nn.Parameter(distribute_tensor(start, mesh, [Replicate()])),
+        "columns": nn.Parameter(distribute_tensor(start, mesh, [Shard(1)])),
+    }.items():
+        loaded = MARS([other], lr=0.1)
+        loaded.load_state_dict(packed)
+        facts[name] = whole(loaded.state[other]["exp_avg"])
+    return facts
+
+
+def _undivided(rank: int, ranks: int) -> list[str]:
+    """Return the warnings of steps by a matrix rule that was told of no other rank."""
+    trained = build("ddp", mars_type="mars-m")
+    plain = MARS(trained.model.parameters(), mars_type="mars-m")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(2):
+            _gradients(trained, step, rank, ranks)
+            trained.optimizer.step()
+        quiet = len(caught)
+        for _ in range(2):
+            plain.step()
+    return [f"{quiet}", *(str(warning.message) for warning in caught)]
+
+
+def _stray(rank: int, ranks: int) -> str:
+    """Leave gradients on one rank before an exact step, and return what is said here."""
+    trained = build("fsdp2", is_approx=False)
+    train(trained, range(2), rank=rank, ranks=ranks)
+    weight = trained.model.gpt.wte.weight
+    weight.grad = torch.zeros_like(weight)
+    if rank == 0:
+        weight.grad.to_local()[0, 0] = 1.0
+    try:
+        train(trained, range(2, 3), rank=rank, ranks=ranks)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def _placements(ranks: int) -> Facts:
@@ -305,6 +402,10 @@ def _facts(rank: int, ranks: int, _: Path) -> Facts:
         "measures": _measures(rank, ranks),
         "low precision": _low_precision(rank, ranks),
         "placements": _placements(ranks),
+        "partial sums": _partial_sums(rank, ranks),
+        "elsewhere": _state_from_elsewhere(ranks),
+        "undivided": _undivided(rank, ranks),
+        "stray": _stray(rank, ranks),
     }
 
 
@@ -430,6 +531,13 @@ def test_tensor_parallel_matrices_take_the_steps_of_whole_ones(name, two, four):
         torch.testing.assert_close(facts["tensor parallel"][key], alone, rtol=2e-5, atol=1e-6)
 
 
+def test_rows_need_not_divide(two, four):
+    for facts in (*two, *four):
+        torch.testing.assert_close(
+            facts["tensor parallel"]["uneven"], uneven(1), rtol=2e-5, atol=1e-6
+        )
+
+
 @pytest.mark.parametrize("name", ["rows", "columns", "replicas", "filters", "channels"])
 def test_a_matrix_may_lie_on_a_mesh_in_any_way(name, two):
     shape = (5, 7) if name in ("rows", "columns", "replicas") else (5, 3, 2, 2)
@@ -440,6 +548,39 @@ def test_a_matrix_may_lie_on_a_mesh_in_any_way(name, two):
         optimizer.step()
     for facts in two:
         torch.testing.assert_close(facts["placements"][name], param.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["approx", "exact"])
+def test_gradients_that_are_pending_sums_count_whole(name, two):
+    param = nn.Parameter(torch.randn(4, 3, generator=torch.Generator().manual_seed(2)))
+    optimizer = MARS([param], lr=0.1, max_norm=0.5, is_approx=name == "approx")
+
+    def closure() -> float:
+        param.grad = param.detach().cos()
+        return 0.0
+
+    for _ in range(3):
+        optimizer.step(closure)
+    for facts in two:
+        torch.testing.assert_close(facts["partial sums"][name], param.detach())
+
+
+@pytest.mark.parametrize("name", ["plain", "replicated", "columns"])
+def test_state_loads_from_any_placement(name, two):
+    for facts in two:
+        assert torch.equal(facts["elsewhere"][name], facts["elsewhere"]["expected"])
+
+
+def test_ranks_that_all_orthogonalise_everything_are_told_once(two):
+    for facts in two:
+        quiet, warning = facts["undivided"]
+        assert quiet == "0"
+        assert "mars.param_groups" in warning
+
+
+def test_stray_gradients_on_one_rank_are_refused_by_all(two):
+    for facts in two:
+        assert "gradients from outside the closure" in facts["stray"]
 
 
 def test_what_cannot_be_honoured_is_refused_with_the_way_out(two):

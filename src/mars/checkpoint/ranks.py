@@ -6,16 +6,21 @@ its errors stay as they are. Only JSON travels between ranks.
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from mars.checkpoint.errors import CheckpointError, RankLostError, reason
 from mars.config.errors import FailedError, RefusedError
 
 T = TypeVar("T")
+
+# One rank may write or verify much while the others wait; a lost one is noticed by its connections.
+_PATIENCE = timedelta(hours=1)
 
 # What is raised on one rank is raised on the others, as the first of these that it is.
 _KINDS: tuple[type[Exception], ...] = (CheckpointError, RefusedError)
@@ -78,7 +83,11 @@ def _all(tensor: Tensor) -> list[Tensor]:
     """Return the tensor of every rank, which has the same shape on all."""
     tensor = tensor.to(_device())
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(parts, tensor)
+    options = AllgatherOptions()
+    options.timeout = _PATIENCE
+    world = dist.group.WORLD
+    assert world is not None
+    world.allgather([parts], [tensor], options).wait()
     return parts
 
 

@@ -3,11 +3,13 @@
 Each check raises before anything has changed, and says what to do instead.
 """
 
+import warnings
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -74,6 +76,28 @@ def check_parameter(param: object, options: Group, *, name: str | None = None) -
 def has_matrices(group: Group) -> bool:
     """Whether any parameter of a group has two dimensions or more."""
     return any(not is_lazy(param) and param.ndim >= 2 for param in group["params"])
+
+
+_warned: list[bool] = []
+
+
+def warn_if_undivided(groups: list[Group]) -> None:
+    """Warn, once, if every rank may be orthogonalising the same matrices."""
+    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    if _warned or is_alone:
+        return
+    for group in groups:
+        for param in group["params"]:
+            plain = group["process_group"] is None and layout_of(param) is None
+            if plain and param.grad is not None and route(param, group).rule in MATRIX_RULES:
+                _warned.append(True)
+                warnings.warn(
+                    "there are several processes, and each orthogonalises every matrix; under "
+                    "DistributedDataParallel give mars.param_groups the wrapped model, or the "
+                    "group an entry process_group, and they divide the work",
+                    stacklevel=4,
+                )
+                return
 
 
 def check_step(groups: list[Group], *, had_matrices: list[bool]) -> None:

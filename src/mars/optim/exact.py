@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mars.optim.nonfinite import heal_
 from mars.optim.options import Group
 from mars.optim.routing import previous_of, route
-from mars.optim.sharding import local
+from mars.optim.sharding import is_so_everywhere, local, placed_gradient
 from mars.optim.state import State
 
 States = MutableMapping[Tensor, State]
@@ -110,7 +110,7 @@ def gradient_copies(groups: list[Group]) -> dict[Tensor, Tensor]:
             wanted = previous_of(route(param, group), group) == "evaluated"
             if wanted and param.grad is not None:
                 dtype = group["last_grad_dtype"] or param.grad.dtype
-                copy = param.grad.detach().to(dtype, copy=True)
+                copy = placed_gradient(param).detach().to(dtype, copy=True)
                 copies[param] = copy.neg_() if group["maximize"] else copy
     return copies
 
@@ -213,8 +213,9 @@ class StrayGradients:
 
     def check(self, params: Iterable[Tensor]) -> None:
         """Raise if a gradient has been computed since the last step, and not cleared."""
-        fresh = [p.grad for p in params if p.grad is not None and not self._is_left(p, p.grad)]
-        if any(bool(local(grad).any()) for grad in fresh):
+        fresh = [p for p in params if p.grad is not None and not self._is_left(p, p.grad)]
+        is_clear = not any(bool(local(p.grad).any()) for p in fresh if p.grad is not None)
+        if not is_so_everywhere(fresh, is_clear):
             raise RuntimeError(
                 "exact mode evaluates the closure at two points, but there are gradients from "
                 "outside the closure; accumulate inside it, or clear them with zero_grad() first"

@@ -3,8 +3,8 @@
 Each rank holds its parts of the momenta. The owner of a matrix collects them, computes the
 direction, and every rank gets its part of that. Owners are chosen so that all have about equally
 much to compute. Matrices travel in waves, one batch of every owner at a time: while a wave is
-computed, the next one is on its way, and two waves are all the memory this takes; of matrices that
-every rank holds whole, some batches.
+computed, the next one is on its way, and two waves, times the replicas of shards, are all the
+memory this takes; of matrices that every rank holds whole, some batches.
 """
 
 from collections import deque

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mars.optim.options import Group, Nonfinite
-from mars.optim.sharding import everywhere, layout_of, local, local_gradient, sum_over_shards
+from mars.optim.sharding import is_so_everywhere, local, local_gradient
 
 
 def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> None:
@@ -22,7 +22,7 @@ def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) 
         return
     grads = _gradients(groups, evaluated, policy="raise")
     is_finite = all(bool(flag) for flag in _finite_by_device(grads))
-    if _is_so_everywhere(groups, is_finite):
+    if is_so_everywhere(_graded(groups), is_finite):
         return
     for index, group in enumerate(groups):
         if group["nonfinite"] != "raise":
@@ -87,14 +87,8 @@ def _gradients(
     return [grad for grad in every if grad.numel() > 0]
 
 
-def _is_so_everywhere(groups: list[Group], is_finite: bool) -> bool:
-    """Return whether every rank that shares a sharded parameter says so."""
-    params = [p for group in groups for p in group["params"] if p.grad is not None]
-    meshes = everywhere([layout_of(p) for p in params])
-    if not meshes:
-        return is_finite
-    bad = torch.tensor(0.0 if is_finite else 1.0, device=params[0].device)
-    return not any(bool(total) for total in sum_over_shards(meshes, [bad] * len(meshes)))
+def _graded(groups: list[Group]) -> list[Tensor]:
+    return [param for group in groups for param in group["params"] if param.grad is not None]
 
 
 def _finite_by_device(every: list[Tensor]) -> list[Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
@@ -13,7 +14,14 @@ from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiab
 from mars.optim import engines
 from mars.optim.agreement import agree
 from mars.optim.buckets import Bucket, gather
-from mars.optim.checks import check_loaded, check_parameter, check_shared, check_step, has_matrices
+from mars.optim.checks import (
+    check_loaded,
+    check_parameter,
+    check_shared,
+    check_step,
+    has_matrices,
+    warn_if_undivided,
+)
 from mars.optim.description import Description, describe
 from mars.optim.exact import (
     ExactMode,
@@ -35,7 +43,6 @@ from mars.optim.options import (
     check_group,
     check_unknown_keys,
 )
-from mars.optim.sharding import layout_of
 from mars.optim.state import create_state, restore_state_, step_device
 
 
@@ -201,6 +208,7 @@ class MARS(Optimizer):
         evaluated = {} if self._is_approx else self._exact.previous_gradients(self.state)
         raise_if_nonfinite(self.param_groups, evaluated)
         self._prepare_state()
+        warn_if_undivided(self.param_groups)
         plan = [(g, gather(g, self.state, evaluated=evaluated)) for g in self.param_groups]
         every = [bucket for _, buckets in plan for bucket in buckets]
         finite = all_finite(self.param_groups, evaluated)
@@ -232,13 +240,14 @@ class MARS(Optimizer):
     def _prepare_state(self) -> None:
         """Create the state of parameters that have their first gradient.
 
-        Of a sharded model, that of all trainable parameters, so that whoever loads its checkpoint
-        finds the keys that a fresh optimizer has.
+        Among several processes, that of all trainable parameters, so that whoever loads the
+        checkpoint finds the keys that a fresh optimizer has.
         """
         keep_point = not looks_ahead(self.state)
+        is_alone = not (dist.is_available() and dist.is_initialized())
         for group in self.param_groups:
             for param in group["params"]:
-                if param.grad is None and not (param.requires_grad and layout_of(param)):
+                if param.grad is None and (is_alone or not param.requires_grad):
                     continue
                 state = self.state[param]
                 if "step" not in state:

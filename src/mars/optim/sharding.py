@@ -39,7 +39,7 @@ class Layout:
 class Part:
     """Which entries of a tensor a rank holds: an index into the whole tensor, and its shape."""
 
-    index: tuple[slice | Tensor, ...]
+    index: tuple[slice, ...]
     shape: tuple[int, ...]
 
     @property
@@ -86,22 +86,37 @@ def local(tensor: Tensor) -> Tensor:
 
 def local_gradient(param: Tensor) -> Tensor:
     """Return the part of a parameter's gradient that belongs to the part of it that is here."""
+    return local(placed_gradient(param))
+
+
+def placed_gradient(param: Tensor) -> Tensor:
+    """Return a parameter's gradient, laid out as the parameter is.
+
+    It may come with other placements, such as a sum over ranks that is still to be made.
+    """
     assert param.grad is not None
     gradient, layout = _as_dtensor(param.grad), layout_of(param)
-    if gradient is None or layout is None or tuple(gradient.placements) == layout.placements:
-        return local(param.grad)
+    if gradient is None or layout is None or layout_of(gradient) == layout:
+        return param.grad
     with torch.no_grad():
-        return local(gradient.redistribute(layout.mesh, layout.placements))
+        return gradient.redistribute(layout.mesh, layout.placements)
 
 
-def local_part(whole: Tensor, *, like: Tensor) -> Tensor:
-    """Return what of a whole tensor lies here if it is laid out as ``like`` is."""
-    layout = layout_of(like)
-    if layout is None or _as_dtensor(whole) is not None:
-        return whole
-    coordinate = _coordinate(layout.mesh)
-    parts = _parts(tuple(whole.shape), tuple(layout.mesh.shape), layout.placements)
-    return whole[parts[tuple(coordinate)].index]
+@torch.no_grad()
+def local_part(value: Tensor, *, like: Tensor) -> Tensor:
+    """Return what of a tensor, whole or laid out in any way, lies here if it lies as ``like`` does.
+
+    Ranks that hold parts of ``value`` call it together, unless it lies so already.
+    """
+    layout, dtensor = layout_of(like), _as_dtensor(value)
+    if dtensor is not None:
+        if layout_of(dtensor) == layout:
+            return local(dtensor)
+        value = dtensor.full_tensor()
+    if layout is None:
+        return value
+    parts = _parts(tuple(value.shape), tuple(layout.mesh.shape), layout.placements)
+    return value[parts[_coordinate(layout.mesh)].index]
 
 
 def check_layout(param: Tensor, options: Mapping[str, Any], *, name: str) -> None:
@@ -143,7 +158,15 @@ def holding_of(param: Tensor, process_group: dist.ProcessGroup | None) -> Holdin
         return None
     layout = layout_of(param)
     if layout is not None:
-        return _on_mesh(param, layout)
+        holding = _on_mesh(param, layout)
+        own = holding.parts[dist.get_rank(holding.group)].shape
+        if own != tuple(local(param).shape):
+            raise RuntimeError(
+                f"a parameter of shape {tuple(param.shape)}, placements {layout.placements}, has a "
+                f"part of shape {tuple(local(param).shape)} here, where {own} was expected; shard "
+                "it by fully_shard or parallelize_module"
+            )
+        return holding
     assert process_group is not None
     ranks = dist.get_world_size(process_group)
     whole = Part((slice(None),) * param.ndim, tuple(param.shape))
@@ -179,6 +202,15 @@ def sum_over_shards(layouts: Sequence[Layout | None], values: Sequence[Tensor]) 
         ):
             summed[i] = total.view(values[i].shape).to(values[i].dtype)
     return summed
+
+
+def is_so_everywhere(params: Sequence[Tensor], is_so: bool) -> bool:
+    """Return whether every rank that shares one of the parameters says so."""
+    meshes = everywhere([layout_of(param) for param in params])
+    if not meshes:
+        return is_so
+    against = torch.tensor(0.0 if is_so else 1.0, device=params[0].device)
+    return not any(bool(total) for total in sum_over_shards(meshes, [against] * len(meshes)))
 
 
 def everywhere(layouts: Sequence[Layout | None]) -> list[Layout]:
@@ -255,25 +287,21 @@ def _part(
     coordinate: tuple[int, ...],
     placements: "tuple[Placement, ...]",
 ) -> Part:
-    entries = [torch.arange(size) for size in shape]
-    for mesh_dim, placement in enumerate(placements):
-        if placement.is_replicate():
+    runs = [slice(0, size) for size in shape]
+    # A strided shard is cut from what is left after the others: FSDP2 shards what tensor
+    # parallelism has divided, although its mesh dimension comes first.
+    order = sorted(range(len(placements)), key=lambda i: not placements[i].is_shard())
+    for mesh_dim in order:
+        if placements[mesh_dim].is_replicate():
             continue
-        dim: int = placement.dim  # type: ignore[attr-defined]  # a Shard, strided or not
-        # torch's own splitting, which alone knows how strided shards are cut.
-        along = entries[dim].view([-1 if d == dim else 1 for d in range(len(shape))])
-        shards, _ = placement._split_tensor(  # type: ignore[attr-defined]
-            along, mesh_shape[mesh_dim], with_padding=False
-        )
-        entries[dim] = shards[coordinate[mesh_dim]].reshape(-1)
-    index = tuple(_as_slice(own) for own in entries)
-    return Part(index, tuple(own.numel() for own in entries))
+        dim: int = placements[mesh_dim].dim  # type: ignore[attr-defined]  # a Shard of either kind
+        runs[dim] = _chunk(runs[dim], mesh_shape[mesh_dim], coordinate[mesh_dim])
+    return Part(tuple(runs), tuple(run.stop - run.start for run in runs))
 
 
-def _as_slice(entries: Tensor) -> slice | Tensor:
-    """Return consecutive entries as a slice."""
-    if entries.numel() == 0:
-        return slice(0, 0)
-    first, count = int(entries[0]), entries.numel()
-    is_run = torch.equal(entries, torch.arange(first, first + count))
-    return slice(first, first + count) if is_run else entries
+def _chunk(run: slice, chunks: int, number: int) -> slice:
+    """Return one of the pieces that ``torch.chunk`` cuts a run into; the last may be empty."""
+    length = run.stop - run.start
+    size = -(-length // chunks)
+    first = min(run.start + number * size, run.stop)
+    return slice(first, min(first + size, run.stop))

@@ -117,5 +117,5 @@ def _restored(key: str, value: Any, param: Tensor, group: Group) -> Any:
         return value
     dtype = state_dtypes(param, group).get(key, value.dtype)
     restored = torch.empty_like(param, dtype=dtype, requires_grad=False)
-    local(restored).copy_(local(local_part(value, like=param)))
+    local(restored).copy_(local_part(value, like=param))
     return restored

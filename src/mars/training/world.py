@@ -101,7 +101,11 @@ class World:
             yield
         except Exception as error:  # of any kind: the others must not wait for this process
             failure = error
-        said = self._gathered(_described(failure))
+        try:
+            said = self._gathered(_described(failure))
+        except RuntimeError as lost:
+            # The others wait elsewhere, in something that this process did not come to.
+            raise (failure or lost) from lost
         if any(said):
             self._give_up(said, failure)
 
