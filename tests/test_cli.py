@@ -18,10 +18,12 @@ def test_help_lists_every_command_with_one_line(capsys, monkeypatch):
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     assert [line for line in lines if line.startswith("•")] == [
         "• train     Train a model: from a preset or a TOML file to a run directory.",
-        "• prepare   Turn text into a corpus of tokens to train on.",
+        "• prepare   Turn text or images into a folder to train on.",
         "• compare   Compare optimizers, each with its own search for a learning rate, over seeds.",
         "• report    Make one page of any number of runs or comparisons: verdict, tables, curves.",
         "• diagnose  Measure how much variance MARS removes from a run's gradients, mode by mode.",
+        "• eval      Measure a model: tasks of lm-evaluation-harness, validation loss on a corpus.",
+        "• export    Write a run as a Hugging Face folder: weights, config, tokenizer, model card.",
         "• sample    Let a trained model continue a prompt.",
         "• bench     Step time and memory, against torch and other ports of MARS.",
         "• plan      Compute what training takes on a cluster: memory, traffic, times; what fits.",
@@ -42,11 +44,13 @@ def test_help_of_bench_lists_every_option_and_says_defaults(capsys):
     [
         (
             [],
-            "a command is needed: train, prepare, compare, report, diagnose, sample, bench, plan;",
+            "a command is needed: train, prepare, compare, report, diagnose, eval, export, sample, "
+            "bench, plan;",
         ),
         (
             ["bemch"],
-            "'bemch' is no command: train, prepare, compare, report, diagnose, sample, bench, plan",
+            "'bemch' is no command: train, prepare, compare, report, diagnose, eval, export, "
+            "sample, bench, plan",
         ),
         (["bench", "--stepz", "3"], "did you mean --steps?"),
         (["bench", "--steps", "x"], "--steps: a whole number is needed, got 'x'"),

@@ -17,7 +17,7 @@ STDLIB = sys.stdlib_module_names
 ROOMS = [
     *("optim", "config", "data", "models"),
     *("checkpoint", "metrics", "training", "bench", "planning"),
-    *("diagnosis", "report", "comparison", "commands"),
+    *("diagnosis", "evaluation", "report", "comparison", "commands"),
 ]
 
 

@@ -62,6 +62,7 @@ def _parse(arguments: list[str]) -> object:
     import tyro
 
     from mars.bench.options import BenchOptions
+    from mars.commands.eval_options import EvalOptions, ExportOptions
     from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
     from mars.commands.plan_options import PlanOptions
     from mars.commands.study_options import CompareOptions, DiagnoseOptions, ReportOptions
@@ -73,6 +74,8 @@ def _parse(arguments: list[str]) -> object:
         "compare": CompareOptions,
         "report": ReportOptions,
         "diagnose": DiagnoseOptions,
+        "eval": EvalOptions,
+        "export": ExportOptions,
         "sample": SampleOptions,
         "bench": BenchOptions,
         "plan": PlanOptions,
@@ -119,6 +122,7 @@ def _one_value_each(arguments: list[str]) -> list[str]:
 def _run(options: object, arguments: list[str], errors: "Console") -> None:
     """Do what the options of a command ask for."""
     from mars.bench.options import BenchOptions
+    from mars.commands.eval_options import EvalOptions, ExportOptions
     from mars.commands.options import PrepareOptions, SampleOptions, TrainOptions
     from mars.commands.plan_options import PlanOptions
     from mars.commands.study_options import CompareOptions, DiagnoseOptions, ReportOptions
@@ -149,6 +153,14 @@ def _run(options: object, arguments: list[str], errors: "Console") -> None:
         from mars.commands.diagnose import diagnose
 
         diagnose(options, _console())
+    elif isinstance(options, EvalOptions):
+        from mars.commands.eval import evaluate
+
+        evaluate(options, _console())
+    elif isinstance(options, ExportOptions):
+        from mars.commands.export import export
+
+        export(options, _console())
     elif isinstance(options, PlanOptions):
         from mars.commands.plan import plan
 

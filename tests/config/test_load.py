@@ -117,13 +117,13 @@ def test_differences_name_the_keys_and_both_values():
 def test_every_key_is_documented():
     entries = documentation()
     assert [entry.key for entry in entries] == list(KEYS)
-    assert len(entries) == 59
+    assert len(entries) == 71
     assert all(entry.doc.endswith((".", ")", "...")) for entry in entries)
     by_key = {entry.key: entry for entry in entries}
     assert by_key["seed"] == Entry(
         "seed", "an integer", "0", "Seed of initial weights, data order and dropout."
     )
-    assert by_key["data.prepare"][1:3] == ('"stdlib"', "")
+    assert by_key["data.prepare"][1:3] == ('one of "stdlib", "digits"', "")
     assert by_key["optimizer.betas"][1:3] == ("an array of 2 numbers", "")
     assert by_key["schedule.milestones"][1:3] == ("an array of numbers", "[0.5, 0.75]")
     assert by_key["metrics.wandb"][1:3] == ('one of "off", "offline", "online"', '"off"')
@@ -169,8 +169,8 @@ def test_an_override_changes_its_key_alone(setting, key, value):
     "key", [key for key in KEYS.values() if key.optional], ids=lambda k: k.name
 )
 def test_nothing_resets_an_optional_key(key):
-    example = {float: "0.5", int: "5", bool: "true", tuple: "0.1,0.2", str: key.choices[:1]}
-    text = example[key.kind] if key.kind is not str else key.choices[0]
+    example = {float: "0.5", int: "5", bool: "true", tuple: "0.1,0.2", str: "text"}
+    text = key.choices[0] if key.choices else example[key.kind]
     changed = override(Run(), [f"{key.name}={text}"])
     assert len(differences(Run(), changed)) == 1
     assert override(changed, [f"{key.name}="]) == Run()

@@ -19,6 +19,8 @@ from mars.config.schema import OptimizerName
 OPTIMIZERS = get_args(OptimizerName)
 SIZES = ("small", "medium", "large", "xl")
 CORPORA = ("openwebtext", "fineweb-edu")
+ALIASES = ("quickstart", "digits")
+TEXT = [name for name in names() if preset(name).vision.network is None]
 
 # The papers' table, by size: layers/heads/width, then rates of AdamW, Muon, MARS-AdamW and of the
 # AdamW beside the latter two, the last rate, and MARS-M's rates on the two corpora. Weight decay
@@ -38,8 +40,13 @@ def test_the_presets_are_the_promised_ones():
     expected += [f"quickstart-{optimizer}" for optimizer in OPTIMIZERS]
     expected += [f"wikitext2-{optimizer}" for optimizer in OPTIMIZERS]
     expected += [f"gpt2-{'-'.join(member)}" for member in product(SIZES, CORPORA, OPTIMIZERS)]
-    assert names() == expected
-    assert len(names()) == 1 + 8 + 8 + 64
+    assert expected == TEXT
+    assert len(TEXT) == 1 + 8 + 8 + 64
+    datasets, networks = ("cifar10", "cifar100"), ("resnet18", "vit")
+    images = ["digits", *(f"digits-{optimizer}" for optimizer in OPTIMIZERS)]
+    images += ["-".join(member) for member in product(datasets, networks, OPTIMIZERS)]
+    images += ["-literal-".join(member) for member in product(datasets, OPTIMIZERS)]
+    assert names() == expected + images
 
 
 @pytest.mark.parametrize("name", names())
@@ -47,8 +54,8 @@ def test_a_preset_is_possible_described_and_survives_dumps(name):
     run = preset(name)
     check(run)
     assert loads(dumps(run)) == run
-    assert name in (run.name, "quickstart")
-    assert name.endswith(f"-{run.optimizer.name}") or name == "quickstart"
+    assert name in (run.name, *ALIASES)
+    assert name.endswith(f"-{run.optimizer.name}") or name in ALIASES
     assert describe(name) == run.description
     assert f"with {run.optimizer.name}" in describe(name)
     assert describe(name).endswith(".")
@@ -122,7 +129,7 @@ def test_gpt2_muon_takes_the_published_step(size, corpus):
     assert run.schedule.min_lr == float(TABLE[size][5])
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", TEXT)
 def test_constants_go_with_the_optimizer(name):
     options = preset(name).optimizer
     if options.name.startswith("mars-"):
@@ -198,7 +205,7 @@ def test_members_of_a_family_differ_in_their_axes_alone():
     assert [change.key for change in changed] == ["name", "description", "optimizer.name"]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", TEXT)
 def test_siblings_differ_in_the_optimizer_and_what_goes_with_it_alone(name):
     run = preset(name)
     for optimizer in OPTIMIZERS:
@@ -254,9 +261,8 @@ def cases() -> list[tuple[str, dict]]:
 
 @pytest.mark.parametrize(("file", "case"), cases())
 def test_every_special_case_describes_some_member_and_not_all(file, case):
-    axes = {"size": SIZES, "corpus": CORPORA, "optimizer": OPTIMIZERS}
-    if file != "gpt2.toml":
-        axes = {"optimizer": OPTIMIZERS}
+    own = tomllib.loads((resources.files("mars.config") / "presets" / file).read_text())
+    axes = {"optimizer": OPTIMIZERS, **own.get("axes", {})}
     members = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     among = [member for member in members if presets._is_among(member, case["if"])]
     assert 0 < len(among) < len(members)

@@ -125,13 +125,11 @@ def _amounts(plan: Plan) -> list[str]:
     search = search_trials(plan)
     confirming = confirming_trials(plan, {arm.label: arm.rates[0] for arm in plan.arms})
     trials = (*search, *confirming)
-    tokens = sum(
-        t.config.training.steps * t.config.training.batch_size * t.config.model.context_length
-        for t in trials
-    )
+    count = sum(t.config.training.steps * t.config.count_per_step for t in trials)
+    unit = "images" if plan.arms and trials[0].config.vision.network else "tokens"
     seeds = ", ".join(map(str, plan.seeds))
     searched = ", ".join(map(str, plan.seeds[: plan.search_seeds]))
     how = f"{len(search)} to search rates on seed{'s' if plan.search_seeds > 1 else ''} {searched}"
     if confirming:
         how += f", {len(confirming)} of the best rates on the other seeds"
-    return [f"seeds {seeds}", f"{len(trials)} runs: {how}", f"{count_text(tokens)} tokens in all"]
+    return [f"seeds {seeds}", f"{len(trials)} runs: {how}", f"{count_text(count)} {unit} in all"]

@@ -8,6 +8,8 @@ import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
 TokenizerName = Literal["bytes", "gpt2"]
+Corpus = Literal["stdlib", "text", "openwebtext", "fineweb-edu"]
+Images = Literal["digits", "cifar10", "cifar100"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +44,28 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrepareOptions:
-    """Turn text into a corpus of tokens to train on."""
+    """Turn text or images into a folder to train on."""
 
     corpus: Annotated[
-        Positional[Literal["stdlib", "text"]],
+        Positional[Corpus | Images],
         arg(
-            metavar="stdlib|text",
-            help="The Python standard library's own source, or files of your own.",
+            metavar="stdlib|text|openwebtext|fineweb-edu|digits|cifar10|cifar100",
+            help="The Python standard library's own source, files of your own, or the corpora of "
+            "the papers, from the Hugging Face hub or local files. Images: scikit-learn's digits, "
+            "or CIFAR, from its own files or the hub.",
             help_behavior_hint="",
         ),
     ]
     out: Annotated[Path, arg(metavar="DIR", help="Where the corpus goes.", help_behavior_hint="")]
     input: Annotated[
         tuple[Path, ...],
-        arg(metavar="PATH ...", help="text: files and folders.", help_behavior_hint=""),
+        arg(
+            metavar="PATH ...",
+            help="text: files and folders. openwebtext, fineweb-edu: parquet, JSONL (.gz, .zst) "
+            "or text to read instead of the hub. cifar10, cifar100: a folder of its python, "
+            "binary or parquet files, or an archive.",
+            help_behavior_hint="",
+        ),
     ] = ()
     validation: Annotated[
         tuple[Path, ...],
@@ -69,7 +79,7 @@ class PrepareOptions:
         TokenizerName | None,
         arg(
             metavar="bytes|gpt2",
-            help="text: what tokens are.",
+            help="What tokens are.",
             help_behavior_hint="(default: gpt2)",
         ),
     ] = None
@@ -77,7 +87,7 @@ class PrepareOptions:
         Path | None,
         arg(
             metavar="PATH",
-            help="text: a local file or folder with GPT-2's merges.",
+            help="A local file or folder with GPT-2's merges.",
             help_behavior_hint="(default: tiktoken's cache, or a download)",
         ),
     ] = None
@@ -85,7 +95,7 @@ class PrepareOptions:
         str | None,
         arg(
             metavar="TEXT",
-            help="text: what separates documents inside a file.",
+            help="What separates documents inside a file.",
             help_behavior_hint="(default: each file is one document)",
         ),
     ] = None
@@ -93,7 +103,48 @@ class PrepareOptions:
         float | None,
         arg(
             metavar="X",
-            help="text: part of the documents to validate on.",
+            help="Part of the documents to validate on.",
+            help_behavior_hint="(default: 0.01; openwebtext: 0.0005, fineweb-edu: 0.001)",
+        ),
+    ] = None
+    subset: Annotated[
+        str | None,
+        arg(
+            metavar="NAME",
+            help="fineweb-edu: such as sample-10BT.",
+            help_behavior_hint="(default: sample-100BT)",
+        ),
+    ] = None
+    split: Annotated[
+        str | None,
+        arg(metavar="NAME", help="Of the hub's splits.", help_behavior_hint="(default: train)"),
+    ] = None
+    streaming: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        arg(help="Fetch from the hub while reading, and keep no copy."),
+    ] = False
+    column: Annotated[
+        str | None,
+        arg(
+            metavar="NAME",
+            help="Where the text is in parquet and JSONL.",
+            help_behavior_hint="(default: text)",
+        ),
+    ] = None
+    processes: Annotated[
+        int | None,
+        arg(
+            metavar="N",
+            help="How many encode.",
+            help_behavior_hint="(default: as many as there are cores to use)",
+        ),
+    ] = None
+    max_malformed: Annotated[
+        float | None,
+        arg(
+            metavar="X",
+            help="Part of the rows that may be malformed; they are left out and counted.",
             help_behavior_hint="(default: 0.01)",
         ),
     ] = None

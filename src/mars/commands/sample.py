@@ -10,6 +10,7 @@ from mars.checkpoint.folder import step_path
 from mars.commands.options import SampleOptions
 from mars.config.errors import RefusedError
 from mars.config.load import load_file
+from mars.config.vision import require_text
 from mars.data.tokenizers import Tokenizer, make_tokenizer
 from mars.metrics.display import printable
 from mars.models.generate import stream
@@ -22,8 +23,10 @@ def sample(options: SampleOptions, console: Console) -> None:
     directory = RunDirectory(options.run)
     if not directory.exists:
         raise RefusedError(f"{options.run} is not a run directory: it has no run.toml")
+    config = load_file(directory.config)
+    require_text(config, what="mars sample")
     loaded = _checkpoint(directory, options.step)
-    model = GPT2(load_file(directory.config).model)
+    model = GPT2(config.model)
     model.load_state_dict(loaded.model)
     tokenizer = run_tokenizer(directory)
     prompt = torch.from_numpy(tokenizer.encode(options.prompt or "\n").astype("int64"))

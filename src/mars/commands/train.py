@@ -165,13 +165,10 @@ def _diverged(directory: "RunDirectory", progress: "Progress") -> FailedError:
 def summary(header: "Header", directory: "RunDirectory", outcome: "Outcome") -> "Summary":
     """Return what is said at the end of a run."""
     from mars.metrics.display import Summary
-    from mars.training.run_directory import command
 
-    progress, path = outcome.progress, directory.path
+    progress = outcome.progress
     count = progress.step * header.per_step
     is_complete = outcome.stopped_by is None
-    prompt = _PROMPTS[_tokenizer(directory)]
-    sample = command("sample", str(path), "--prompt", prompt)
     return Summary(
         steps=progress.step,
         count=count,
@@ -186,30 +183,56 @@ def summary(header: "Header", directory: "RunDirectory", outcome: "Outcome") -> 
             "config": str(directory.config),
             "checkpoints": str(directory.checkpoints),
         },
-        commands=(sample if is_complete else directory.resume_command,),
+        commands=_next(directory) if is_complete else (directory.resume_command,),
     )
+
+
+def _next(directory: "RunDirectory") -> tuple[str, ...]:
+    """Return what can be done with a finished run."""
+    from mars.training.run_directory import command
+
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None:
+        return ()
+    return (command("sample", str(directory.path), "--prompt", _PROMPTS[tokenizer]),)
 
 
 def _details(directory: "RunDirectory", loss: float | None) -> list[str]:
     """Return a validation loss in other words."""
     if loss is None:
         return []
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None:
+        return _accuracies(directory)
     details = [f"perplexity {math.exp(min(loss, 700)):.4g}"]
-    if _tokenizer(directory) == "bytes":
+    if tokenizer == "bytes":
         details.append(f"{loss / math.log(2):.3f} bits per byte")
     return details
 
 
-def _tokenizer(directory: "RunDirectory") -> str:
-    return str(directory.read_manifest()["tokenizer"])
+def _accuracies(directory: "RunDirectory") -> list[str]:
+    """Return what the last validation on images found."""
+    from mars.metrics.jsonl import read_records
+
+    last = [record for record in read_records(directory.metrics) if record.split == "val"][-1]
+    names = {"accuracy": "accuracy", "accuracy_flip": "with test-time flip"}
+    found = {words: last.extra[name] for name, words in names.items() if name in last.extra}
+    return [f"{words} {100 * value:.2f} %" for words, value in found.items()]
+
+
+def _tokenizer(directory: "RunDirectory") -> str | None:
+    """Return the name of a run's tokenizer; a run on images has none."""
+    name = directory.read_manifest()["tokenizer"]
+    return None if name is None else str(name)
 
 
 def _show_sample(config: Run, directory: "RunDirectory", console: Console) -> None:
     """Print what a small model writes; a large one takes its time, when asked."""
-    if config.model.layers * config.model.width > _LARGEST_SAMPLED:
+    tokenizer = _tokenizer(directory)
+    if tokenizer is None or config.model.layers * config.model.width > _LARGEST_SAMPLED:
         return
     from mars.commands.sample import sample
 
     console.print("\nWhat the model writes now:", style="bold")
-    prompt = _PROMPTS[_tokenizer(directory)]
+    prompt = _PROMPTS[tokenizer]
     sample(SampleOptions(directory.path, prompt=prompt, tokens=_SAMPLE_TOKENS), console)

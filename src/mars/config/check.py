@@ -14,6 +14,7 @@ from mars.config.errors import RefusedError
 from mars.config.keys import KEYS
 from mars.config.schema import Optimizer, OptimizerName, Run, Schedule
 from mars.config.toml import shown
+from mars.config.vision import check_vision
 
 _BASIC = frozenset({"name", "lr", "weight_decay", "fused"})
 _BESIDE = frozenset({"lr_1d", "betas_1d", "weight_decay_1d"})
@@ -22,6 +23,7 @@ _ADAMW = _LION | {"eps"}
 _MUON = _ADAMW | _BESIDE
 _MARS_LION = _MUON | {
     *("gamma", "exact", "optimize_1d", "clip", "max_norm", "lean", "last_grad_dtype"),
+    "convolutions",
 }
 # The matrix rules have a second moment where vectors follow MARS-AdamW.
 _MARS = _MARS_LION | {"second_moment"}
@@ -49,11 +51,16 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
             *("model.vocab_size", "training.steps", "training.batch_size"),
             *("training.micro_batch_size", "training.validate_every"),
             *("training.validation_sequences", "checkpoint.every", "checkpoint.keep"),
-            *("metrics.log_every", "training.replicas"),
+            *("metrics.log_every", "training.replicas", "vision.channels", "vision.blocks"),
+            *("vision.attention_heads", "vision.patch_size"),
         ),
     ),
     ("from 1 to 86400", lambda value: 1 <= value <= 86400, ("training.timeout_seconds",)),
-    ("at least 0", lambda value: value >= 0, ("seed", "data.workers", "schedule.warmup_steps")),
+    (
+        "at least 0",
+        lambda value: value >= 0,
+        ("seed", "data.workers", "schedule.warmup_steps", "vision.crop_padding"),
+    ),
     (
         "positive and finite",
         lambda value: 0 < value < math.inf,
@@ -76,7 +83,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     (
         "in (0, 1]",
         lambda value: 0 < value <= 1,
-        ("schedule.decay_fraction", "schedule.decay_factor"),
+        ("schedule.decay_fraction", "schedule.decay_factor", "vision.target_accuracy"),
     ),
     ("in (0, 1)", lambda value: 0 < value < 1, ("schedule.milestones",)),
 )
@@ -97,6 +104,7 @@ def check(run: Run) -> None:
     _check_texts(run)
     _check_ranges(run)
     _check_shapes(run)
+    check_vision(run)
     _check_schedule(run.schedule, steps=run.training.steps, lr=run.optimizer.lr)
     _check_options(run.optimizer)
     if run.optimizer.lean:

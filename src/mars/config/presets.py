@@ -25,7 +25,7 @@ from mars.config.load import assign, read
 from mars.config.schema import Optimizer, OptimizerName, Run
 from mars.config.toml import parse, shown
 
-_FAMILIES = ("quickstart", "wikitext2", "gpt2")
+_FAMILIES = ("quickstart", "wikitext2", "gpt2", "digits", "cifar", "cifar-literal")
 _OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 _ADDITIONS = ("base", "axes", "when", "aliases")
 

@@ -22,13 +22,13 @@ def _key(default: T, doc: str) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Where the tokens come from."""
+    """Where the tokens or images come from."""
 
     path: str = _key("data/stdlib", "Folder that `mars prepare` made.")
-    prepare: Literal["stdlib"] | None = _key(
-        None, "Corpus to prepare at the path by itself if nothing is there."
+    prepare: Literal["stdlib", "digits"] | None = _key(
+        None, "Text or images to prepare at the path by itself if nothing is there."
     )
-    workers: int = _key(1, "Threads that read batches ahead; 0 reads in the loop.")
+    workers: int = _key(1, "Text: threads that read batches ahead; 0 reads in the loop.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,32 @@ class Model:
     )
     init_from: str | None = _key(
         None, "Run or Hugging Face folder whose weights to begin with. (default: random weights)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """Images in place of text, and what looks at them in place of a GPT-2."""
+
+    network: Literal["resnet18", "vit"] | None = _key(
+        None, "What classifies images; without it the run is about text."
+    )
+    channels: int | None = _key(
+        None,
+        "resnet18: channels of its first stage (default: 64); vit: size of its residual stream "
+        "(default: 192).",
+    )
+    blocks: int | None = _key(None, "vit: transformer blocks. (default: 6)")
+    attention_heads: int | None = _key(None, "vit: heads; they divide the channels. (default: 3)")
+    patch_size: int | None = _key(None, "vit: height and width of a patch. (default: 4)")
+    crop_padding: int = _key(4, "Pixels around an image that its random crop may reach into.")
+    flip: bool = _key(True, "Mirror every second training image, at random.")
+    test_flip: bool = _key(
+        False, "Validate on the mean of image and mirror image too, as accuracy_flip."
+    )
+    target_accuracy: float = _key(0.94, "Accuracy whose time is recorded, as seconds_to_94.")
+    channels_last: bool | None = _key(
+        None, "resnet18: keep channels innermost in memory. (default: from 8 channels on)"
     )
 
 
@@ -72,6 +98,11 @@ class Optimizer:
     gamma: float | None = _key(None, "MARS: strength of the correction. (default: 0.025)")
     exact: bool | None = _key(None, "MARS: evaluate each batch at the previous point too.")
     optimize_1d: bool | None = _key(None, "MARS: correct vectors too. (default: false)")
+    convolutions: Literal["matrices", "vectors"] | None = _key(
+        None,
+        "MARS: train convolutions as matrices, or as the authors' script does, with the AdamW of "
+        "vectors. (default: matrices)",
+    )
     clip: Literal["tensor", "global", "none"] | None = _key(
         None, "MARS: limit the corrected gradient per tensor, of all, or not. (default: tensor)"
     )
@@ -104,9 +135,10 @@ class Training:
     """The loop."""
 
     steps: int = _key(100_000, "Optimizer steps.")
-    batch_size: int = _key(480, "Sequences a step, over all processes and micro-batches.")
+    batch_size: int = _key(480, "Sequences or images a step, over all processes and micro-batches.")
     micro_batch_size: int | None = _key(
-        None, "Sequences at a time in one process; the rest accumulates. (default: its share)"
+        None,
+        "Sequences or images at a time in one process; the rest accumulates. (default: its share)",
     )
     parallel: Literal["ddp", "fsdp2", "hsdp"] | None = _key(
         None,
@@ -126,7 +158,8 @@ class Training:
     device: str = _key("auto", "auto, cpu, cuda, cuda:1, mps ...")
     validate_every: int = _key(1000, "Steps between validations; the last step is always one.")
     validation_sequences: int = _key(
-        1024, "Sequences validated on: the same ones each time, spread over the split."
+        1024,
+        "Sequences or images validated on: the same ones each time, spread over the split.",
     )
     skip_nonfinite: bool = _key(
         True, "Leave out and count a step whose gradients are not finite; false stops the run."
@@ -173,3 +206,10 @@ class Run:
     training: Training = field(default_factory=Training)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     metrics: Metrics = field(default_factory=Metrics)
+    vision: Vision = field(default_factory=Vision)
+
+    @property
+    def count_per_step(self) -> int:
+        """The tokens of a step, or its images."""
+        length = 1 if self.vision.network else self.model.context_length
+        return self.training.batch_size * length

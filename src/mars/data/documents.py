@@ -56,7 +56,7 @@ class Documents:
         for path, given in self.files:
             for offset, content in _pieces(path, self.separator):
                 digest = hashlib.sha256(content).digest()
-                split = given or _split_of(digest, self.validation_fraction)
+                split = given or split_of(digest, self.validation_fraction)
                 yield Document(content, digest, split, path, offset)
 
     def survey(self) -> Survey:
@@ -74,7 +74,8 @@ class Documents:
         return Survey(counts, blank, size, sha256.hexdigest())
 
 
-def _split_of(digest: bytes, validation_fraction: float) -> Split:
+def split_of(digest: bytes, validation_fraction: float) -> Split:
+    """Return the split of a document by its SHA-256."""
     place = int.from_bytes(digest[:8], "big") / 2**64
     return "validation" if place < validation_fraction else "train"
 

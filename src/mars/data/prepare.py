@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +12,10 @@ from mars.config.errors import RefusedError
 from mars.data.corpus import Corpus
 from mars.data.documents import Document, Documents, Survey, chosen_files
 from mars.data.manifest import SPLITS, Split
+from mars.data.shards import SHARD_TOKENS
+from mars.data.target import check_target
 from mars.data.tokenizers import Ids, Tokenizer, TokenizerName, make_tokenizer
-from mars.data.writer import SHARD_TOKENS, existing_corpus, write_corpus
+from mars.data.writer import existing_corpus, write_corpus
 
 Tell = Callable[[str], None]
 
@@ -142,7 +143,7 @@ def _prepare(
         tell(f"{out} is there already, made from the same text")
         return existing
     _check_both_splits(survey, validation_fraction=documents.validation_fraction)
-    _check_target(out, needed_bytes=2 * survey.bytes // tokenizer.bytes_per_token)
+    check_target(out, needed_bytes=2 * survey.bytes // tokenizer.bytes_per_token)
     tell(
         f"encoding {survey.bytes / 1e6:.1f} MB in {survey.documents.total()} documents with "
         f"{tokenizer.name}"
@@ -170,24 +171,6 @@ def _check_both_splits(survey: Survey, *, validation_fraction: float) -> None:
                 f"(validation_fraction {validation_fraction}); name files for validation, cut "
                 "files into documents with a separator, or change the fraction"
             )
-
-
-def _check_target(out: Path, *, needed_bytes: int) -> None:
-    """Make the folder around the target; refuse one that is full or cannot be written to."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RefusedError(
-            f"{out.parent} cannot be made ({error.strerror}); choose another folder"
-        ) from None
-    if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise RefusedError(f"{out.parent} cannot be written to; choose another folder")
-    free = shutil.disk_usage(out.parent).free
-    if free < needed_bytes:
-        raise RefusedError(
-            f"{out} needs about {needed_bytes / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
-            "make room or choose another disk"
-        )
 
 
 def _encoded(

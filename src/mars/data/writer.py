@@ -13,10 +13,9 @@ import hashlib
 import os
 import secrets
 import shutil
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -27,15 +26,15 @@ from mars.data.manifest import (
     SPLITS,
     File,
     Manifest,
-    Shard,
     Split,
     SplitFiles,
     read_manifest,
     token_dtype,
 )
+from mars.data.shards import SHARD_TOKENS, SplitWriter, check_both_splits, ended
 from mars.data.tokenizers import Ids, Tokenizer
 
-SHARD_TOKENS = 100_000_000
+MEASURED = "measured"  # the entry of a source that is known only once everything has been read
 
 
 def existing_corpus(out: Path, *, source: Mapping[str, Any]) -> Corpus | None:
@@ -50,10 +49,9 @@ def existing_corpus(out: Path, *, source: Mapping[str, Any]) -> Corpus | None:
         found = read_manifest(out).source
     except RefusedError:
         raise RefusedError(f"{out} exists and is not a prepared corpus; {way_out}") from None
-    if found != source:
-        differing = sorted(
-            key for key in found.keys() | source.keys() if found.get(key) != source.get(key)
-        )
+    keys = (found.keys() | source.keys()) - {MEASURED}
+    differing = sorted(key for key in keys if found.get(key) != source.get(key))
+    if differing:
         raise RefusedError(
             f"{out} holds another corpus (its {', '.join(differing)} differ); {way_out}"
         )
@@ -79,57 +77,73 @@ def write_corpus(
         skipped: counts of what was left out, by reason.
         shard_tokens: most tokens of a shard.
     """
-    with _folder_that_becomes(out) as folder:
-        manifest = Manifest(
-            tokenizer=tokenizer.name,
-            vocab_size=tokenizer.vocab_size,
-            eot=tokenizer.eot,
-            tokenizer_files=tuple(
-                File(name, _write(folder / name, content))
-                for name, content in tokenizer.files().items()
-            ),
-            splits=_write_splits(documents, folder, tokenizer=tokenizer, shard_tokens=shard_tokens),
-            source=source,
-            skipped=skipped,
-        )
-        _write(folder / MANIFEST, manifest.to_json().encode())
+    with folder_that_becomes(out) as folder:
+        splits = _write_splits(documents, folder, tokenizer=tokenizer, shard_tokens=shard_tokens)
+        write_manifest(folder, splits, tokenizer=tokenizer, source=source, skipped=skipped)
     corpus = existing_corpus(out, source=source)
     assert corpus is not None
     return corpus
 
 
-@contextlib.contextmanager
-def _folder_that_becomes(out: Path) -> Iterator[Path]:
-    """Yield a folder that is renamed to ``out`` after the block, and removed if that fails.
+def write_manifest(
+    folder: Path,
+    splits: Mapping[Split, SplitFiles],
+    *,
+    tokenizer: Tokenizer,
+    source: Mapping[str, Any],
+    skipped: Mapping[str, int],
+) -> None:
+    """Write the tokenizer's files, and last what makes a folder a corpus."""
+    check_both_splits(splits)
+    manifest = Manifest(
+        tokenizer=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        eot=tokenizer.eot,
+        tokenizer_files=tuple(
+            File(name, write_file(folder / name, content))
+            for name, content in tokenizer.files().items()
+        ),
+        splits=splits,
+        source=source,
+        skipped=skipped,
+    )
+    write_file(folder / MANIFEST, manifest.to_json().encode())
 
-    Where another process has made ``out`` meanwhile, its work stays.
-    """
+
+def publish(folder: Path, out: Path) -> None:
+    """Give a finished folder its name; where another process has made ``out``, its work stays."""
+    sync_folder(folder)
+    try:
+        folder.rename(out)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    sync_folder(out.parent)
+
+
+@contextlib.contextmanager
+def folder_that_becomes(out: Path) -> Iterator[Path]:
+    """Yield a folder that is renamed to ``out`` after the block, and removed if that fails."""
     partial = f".{out.name}.partial-"
     _remove_remains(out.parent, partial)
     folder = out.parent / f"{partial}{secrets.token_hex(4)}"
     folder.mkdir()
     try:
-        with _locked(folder):
+        with locked(folder):
             yield folder
-            _sync(folder)
-            try:
-                folder.rename(out)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-        _sync(out.parent)
+            publish(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_remains(parent: Path, partial: str) -> None:
     for remains in parent.glob(f"{glob.escape(partial)}*"):
-        with contextlib.suppress(OSError), _locked(remains):
+        with contextlib.suppress(OSError), locked(remains):
             shutil.rmtree(remains)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder; `OSError` if another process does."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -139,7 +153,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Write the names in a folder through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,9 +162,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, content: bytes) -> str:
+def write_file(path: Path, content: bytes) -> str:
     """Write a file through to the disk and return its SHA-256."""
-    with path.open("xb") as file:
+    with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -159,72 +174,15 @@ def _write(path: Path, content: bytes) -> str:
 def _write_splits(
     documents: Iterable[tuple[Split, Ids]], folder: Path, *, tokenizer: Tokenizer, shard_tokens: int
 ) -> dict[Split, SplitFiles]:
-    dtype = token_dtype(tokenizer.vocab_size)
+    itemsize = token_dtype(tokenizer.vocab_size).itemsize
     with contextlib.ExitStack() as stack:
         writers = {
-            split: stack.enter_context(_SplitWriter(folder, split, shard_tokens=shard_tokens))
+            split: stack.enter_context(
+                SplitWriter(folder, split, shard_tokens=shard_tokens, itemsize=itemsize)
+            )
             for split in SPLITS
         }
         for split, ids in documents:
-            tokens = np.empty(len(ids) + 1, dtype=dtype)
-            tokens[:-1], tokens[-1] = ids, tokenizer.eot
-            writers[split].append(tokens)
-        written = {split: writer.finish() for split, writer in writers.items()}
-    for split in SPLITS:
-        if written[split].documents == 0:
-            raise RefusedError(f"no document is for {split}; both splits need at least one")
-    return written
-
-
-class _SplitWriter(contextlib.AbstractContextManager["_SplitWriter"]):
-    """Writes the documents of a split to one shard after the other."""
-
-    def __init__(self, folder: Path, split: Split, *, shard_tokens: int) -> None:
-        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
-        self._file: BinaryIO | None = None
-        self._sha256 = hashlib.sha256()
-        self._written = 0  # to this shard
-        self._shards: list[Shard] = []
-        self._ends = array("Q", [0])
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def append(self, tokens: Ids) -> None:
-        """Write a document, to several shards where one is too small."""
-        self._ends.append(self._ends[-1] + len(tokens))
-        while len(tokens):
-            if self._file is None:
-                self._file = (self._folder / self._name).open("xb")
-            part = tokens[: self._shard_tokens - self._written]
-            self._file.write(part.data)
-            self._sha256.update(part.data)
-            self._written += len(part)
-            if self._written == self._shard_tokens:
-                self._close(self._file)
-            tokens = tokens[len(part) :]
-
-    def finish(self) -> SplitFiles:
-        """Return the files of the split, all of them on the disk."""
-        if self._file is not None:
-            self._close(self._file)
-        ends = np.array(self._ends[1:], dtype="<u8")
-        name = f"{self._split}-documents.bin"
-        return SplitFiles(
-            tokens=int(self._ends[-1]),
-            documents=len(ends),
-            shards=tuple(self._shards),
-            ends=File(name, _write(self._folder / name, ends.tobytes())),
-        )
-
-    @property
-    def _name(self) -> str:
-        return f"{self._split}-{len(self._shards):05}.bin"
-
-    def _close(self, file: BinaryIO) -> None:
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        self._shards.append(Shard(self._name, self._sha256.hexdigest(), self._written))
-        self._file, self._sha256, self._written = None, hashlib.sha256(), 0
+            tokens = ended(ids, tokenizer)
+            writers[split].append(tokens, np.array([len(tokens)]))
+        return {split: writer.finish() for split, writer in writers.items()}

@@ -14,10 +14,12 @@ from mars.checkpoint import CheckpointError, Found
 from mars.config.errors import RefusedError
 from mars.config.load import load_file
 from mars.config.schema import Run
+from mars.config.vision import require_text
 from mars.diagnosis.gradients import Point, Tick
 from mars.diagnosis.plan import Plan
 from mars.metrics.jsonl import read_records
-from mars.training.build import Built, Tell, build, rate
+from mars.training.build import Built, build, rate
+from mars.training.problem import Tell
 from mars.training.resuming import check_data, misfits_refused, tell_changes
 from mars.training.run_directory import RunDirectory
 from mars.training.streams import restore_streams_
@@ -28,6 +30,7 @@ def read_config(directory: RunDirectory) -> Run:
     if not directory.exists:
         raise RefusedError(f"{directory.path} is not a run directory: it has no run.toml")
     config = load_file(directory.config)
+    require_text(config, what="mars diagnose")
     metrics = replace(config.metrics, measures=False, tensorboard=False, wandb="off")
     return replace(config, metrics=metrics)
 
@@ -60,7 +63,7 @@ def replay(config: Run, directory: RunDirectory, *, history: int, tell: Tell) ->
     """Give a replay of a run from its start; leaving the context ends its threads."""
     built = build(config, tell=tell)
     with closing(built.task.batches):
-        check_data(directory, built.corpus)
+        check_data(directory, built.data)
         tell_changes(directory, config, built, tell=tell)
         yield Replay(config, built, directory, history=history, tell=tell)
 

@@ -24,7 +24,8 @@ from mars.diagnosis.replay import (
     sequences_a_step,
 )
 from mars.diagnosis.results import Diagnosis
-from mars.training.build import Built, Tell
+from mars.training.build import Built
+from mars.training.problem import Tell
 from mars.training.run_directory import RunDirectory
 from mars.training.step import autocast
 

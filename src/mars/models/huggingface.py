@@ -72,8 +72,13 @@ def from_huggingface(folder: Path) -> tuple[Model, dict[str, Tensor]]:
     return config, from_huggingface_state(state, config)
 
 
-def save_huggingface(model: GPT2, folder: Path) -> None:
-    """Write a model as a Hugging Face folder; one that exists is refused, none is left halfway."""
+def save_huggingface(
+    model: GPT2, folder: Path, *, files: Mapping[str, bytes] | None = None
+) -> None:
+    """Write a model as a Hugging Face folder; one that exists is refused, none is left halfway.
+
+    ``files`` has the contents of others that go into it, by name.
+    """
     from safetensors.torch import save_file
 
     if folder.exists():
@@ -85,6 +90,8 @@ def save_huggingface(model: GPT2, folder: Path) -> None:
     try:
         save_file(state, partial / _WEIGHTS, metadata={"format": "pt"})
         (partial / _CONFIG).write_text(config)
+        for name, content in (files or {}).items():
+            (partial / name).write_bytes(content)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -121,7 +128,11 @@ def from_huggingface_config(values: Mapping[str, Any]) -> Model:
         if not isinstance(value, int | float) or value != dropouts["resid_pdrop"]:
             raise _unsupported(key, value, dropouts["resid_pdrop"])
     return Model(
-        **sizes,
+        layers=sizes["layers"],
+        heads=sizes["heads"],
+        width=sizes["width"],
+        context_length=sizes["context_length"],
+        vocab_size=sizes["vocab_size"],
         bias=_flag(values, _BIAS, default=True),
         dropout=float(dropouts["resid_pdrop"]),
         scale_attention_by_layer=_flag(values, _SCALED, default=False),

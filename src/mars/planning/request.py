@@ -10,6 +10,7 @@ from mars.config.errors import RefusedError
 from mars.config.keys import Value
 from mars.config.load import assign, override
 from mars.config.schema import OptimizerName, Run
+from mars.config.vision import require_text
 from mars.planning.gpus import Gpu
 from mars.planning.layout import Layout, Mode, layout_of, layouts
 from mars.planning.shapes import is_shape, run_of
@@ -80,6 +81,7 @@ def make_request(
     if follows:
         run = assign(run, {"training.batch_size": gpus * (run.training.micro_batch_size or 1)})
     check(run)
+    require_text(run, what="mars plan")
     _check_batch(run, gpus)
     training = run.training
     return Request(

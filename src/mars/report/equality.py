@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from operator import attrgetter
 
-from mars.config.schema import Model, Run
+from mars.config.schema import Model, Run, Vision
 from mars.report.results import Results
 from mars.report.trials import Trial
 from mars.report.wording import called, listed, value_text
 
 
 def budget(config: Run) -> int:
-    """Return the tokens that a run is trained on, all of its steps together."""
-    return config.training.steps * config.training.batch_size * config.model.context_length
+    """Return the tokens or images that a run is trained on, all of its steps together."""
+    return config.training.steps * config.count_per_step
 
 
 def inequalities(results: Results) -> tuple[str, ...]:
@@ -30,14 +31,17 @@ def inequalities(results: Results) -> tuple[str, ...]:
 
 def _demands(results: Results) -> dict[str, Callable[[Trial], str]]:
     """Return what has to be the same for all trials, in words."""
-    models = [trial.config.model for trial in results.trials]
-    names = [field.name for field in fields(Model)]
-    varied = [name for name in names if len({getattr(model, name) for model in models}) > 1]
+    names = [f"model.{field.name}" for field in fields(Model)]
+    names += [f"vision.{field.name}" for field in fields(Vision)]
+    varied = [n for n in names if len({attrgetter(n)(t.config) for t in results.trials}) > 1]
     return {
         "different data": _digest,
         "different budgets": lambda trial: f"{budget(trial.config):,} {trial.unit}",
         "different models": lambda trial: listed(
-            [f"{name} {value_text(getattr(trial.config.model, name))}" for name in varied]
+            [
+                f"{name.rpartition('.')[2]} {value_text(attrgetter(name)(trial.config))}"
+                for name in varied
+            ]
         ),
         "different validations": lambda trial: (
             f"{trial.config.training.validation_sequences} sequences"

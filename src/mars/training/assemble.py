@@ -14,9 +14,12 @@ from mars.metrics.display import Display, Header
 from mars.metrics.jsonl import JsonlSink
 from mars.metrics.silent import NoRecords
 from mars.metrics.sinks import Records, Sink, Sinks
-from mars.training.build import Built, Tell, build, rate
+from mars.models.gpt2 import GPT2
+from mars.training.build import Built, build, rate
 from mars.training.hardware import describe_machine, device_label, peak_flops
+from mars.training.initial import initialize_from_
 from mars.training.launch import check_launch
+from mars.training.problem import Tell
 from mars.training.resuming import check_data, newest, processes, restore, tell_changes
 from mars.training.run_directory import RunDirectory, check_resumed
 from mars.training.trainer import Parts, Trainer
@@ -57,10 +60,10 @@ def assemble(
     with world.agreed():
         if is_resumed:
             check_resumed(directory, config)
-            check_data(directory, built.corpus)
+            check_data(directory, built.data)
             tell_changes(directory, config, built, tell=tell)
         elif world.is_first:
-            files = built.corpus.tokenizer.files()
+            files = built.problem.tokenizer_files
             directory.create(config, _manifest(config, built), tokenizer=files)
     with ExitStack() as stack:
         try:
@@ -90,6 +93,8 @@ def _connect(
         display.message(complaint)
     step = loaded.step if loaded else None
     with built.world.agreed():
+        if loaded is None and isinstance(built.model, GPT2):
+            initialize_from_(built.model, config.model)
         records: Records = NoRecords()
         if built.world.is_first:
             position = loaded.training["metrics_position"] if loaded else 0
@@ -122,9 +127,10 @@ def _connect(
 def _ideal_seconds(config: Run, built: Built) -> float | None:
     """Return the seconds of a step at the hardware's peak, where that is known."""
     peak = peak_flops(built.device, precision=config.training.precision)
-    if peak is None:
+    flops = built.problem.flops_per_count
+    if peak is None or flops is None:
         return None
-    return built.model.flops_per_token() * built.task.count_per_step / peak / built.world.size
+    return flops * built.task.count_per_step / peak / built.world.size
 
 
 def _optional_sinks(config: Run, directory: RunDirectory, resumed_from: int | None) -> list[Sink]:
@@ -167,8 +173,7 @@ def _manifest(config: Run, built: Built) -> dict[str, Any]:
         **describe_machine(built.device),
         "seed": config.seed,
         "parameters": built.model.parameter_count(),
-        "tokenizer": built.corpus.tokenizer.name,
-        "data": {"digest": built.corpus.digest, "train_tokens": len(built.corpus.train)},
+        **built.problem.about,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "processes": processes(built),
         "job": built.world.launch.job,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from mars import MARS
 from mars.config.errors import RefusedError
 from mars.config.schema import Data, Run
 from mars.data.corpus import Corpus
@@ -16,30 +17,45 @@ from mars.models.gpt2 import GPT2
 from mars.training.hardware import resolve_device
 from mars.training.optimizers import build_optimizer
 from mars.training.parallel import Shared, share
+from mars.training.problem import Dataset, Model, Problem, Tell
 from mars.training.schedule import factor
 from mars.training.step import Stepper, autocast
 from mars.training.streams import seed_streams_
-from mars.training.task import LanguageModeling
+from mars.training.task import LanguageModeling, Task
+from mars.training.vision import image_problem
 from mars.training.world import World
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """What can be built without touching the run directory."""
 
-    corpus: Corpus
+    problem: Problem
     shared: Shared
     stepper: Stepper
-    task: LanguageModeling
     device: torch.device
     world: World
 
     @property
-    def model(self) -> GPT2:
+    def model(self) -> Model:
         """The model by its own names."""
         return self.shared.model
+
+    @property
+    def task(self) -> Task:
+        """What is trained on."""
+        return self.problem.task
+
+    @property
+    def data(self) -> Dataset:
+        """The corpus, or the images."""
+        return self.problem.data
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus of a run on text."""
+        assert isinstance(self.problem.data, Corpus)
+        return self.problem.data
 
 
 def open_corpus(data: Data, *, tell: Tell) -> Corpus:
@@ -63,22 +79,56 @@ def build(config: Run, *, tell: Tell, world: World | None = None) -> Built:
     world = world or World()
     with world.agreed():
         device = world.device or resolve_device(config.training.device)
-    corpus = world.in_turn(lambda: open_corpus(config.data, tell=tell))
+    pose = image_problem if config.vision.network else _text_problem
+    problem = pose(config, device, world, tell=tell)
     with world.agreed():
-        _check_vocabulary(config, corpus)
-        task = _language_modeling(config, corpus, device, world)
         if config.training.compile:
             _check_compiler()
     seed_streams_(config.seed, step=0, world=world)
     with world.agreed():
-        shared = share(config, world, device)
+        shared = share(config, world, device, make=problem.make)
         optimizer = build_optimizer(
             config.optimizer, shared.wrapped, skip_nonfinite=config.training.skip_nonfinite
         )
+        if isinstance(optimizer, MARS):
+            optimizer.track_buffers(shared.model)
         stepper = Stepper(
-            shared.forward, optimizer, task, config=config.training, accumulate=shared.accumulate
+            shared.forward,
+            optimizer,
+            problem.task,
+            config=config.training,
+            accumulate=shared.accumulate,
         )
-    return Built(corpus, shared, stepper, task, device, world)
+    return Built(problem, shared, stepper, device, world)
+
+
+def _text_problem(config: Run, device: torch.device, world: World, *, tell: Tell) -> Problem:
+    corpus = world.in_turn(lambda: open_corpus(config.data, tell=tell))
+    with world.agreed():
+        _check_vocabulary(config, corpus)
+        task = _language_modeling(config, corpus, device, world)
+        files = corpus.tokenizer.files()
+
+    def make(generator: torch.Generator | None) -> GPT2:
+        recompute = config.training.activation_checkpointing
+        return GPT2(config.model, generator=generator, activation_checkpointing=recompute)
+
+    return Problem(
+        data=corpus,
+        task=task,
+        make=make,
+        about={
+            "tokenizer": corpus.tokenizer.name,
+            "data": {"digest": corpus.digest, "train_tokens": len(corpus.train)},
+        },
+        tokenizer_files=files,
+        flops_per_count=_flops_per_token(config),
+    )
+
+
+def _flops_per_token(config: Run) -> int:
+    with torch.device("meta"):
+        return GPT2(config.model).flops_per_token()
 
 
 def _check_vocabulary(config: Run, corpus: Corpus) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from mars import MARS, param_groups
 from mars.config import schema
 from mars.config.errors import RefusedError
+from mars.optim.options import Role
 from mars.optim.orthogonalize import default_dtype
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -98,9 +99,18 @@ def _mars(config: schema.Optimizer, model: nn.Module, *, nonfinite: str) -> MARS
     if config.last_grad_dtype is not None:
         options["last_grad_dtype"] = _DTYPES[config.last_grad_dtype]
     try:
-        return MARS(param_groups(model), **options)
+        return MARS(param_groups(model, roles=_overrides(config, model)), **options)
     except ValueError as error:
         raise RefusedError(f"optimizer: {error}") from error
+
+
+def _overrides(config: schema.Optimizer, model: nn.Module) -> dict[str, Role]:
+    """Return the roles that a config gives parameters: those of convolutions, if it says so."""
+    if config.convolutions != "vectors":
+        return {}
+    bare = getattr(model, "module", model)  # in DDP
+    convolutions = (name for name, m in bare.named_modules() if isinstance(m, nn.Conv2d))
+    return {f"{name}.weight": "vector" for name in convolutions}
 
 
 def _decayed(

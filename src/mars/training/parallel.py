@@ -16,6 +16,7 @@ from mars.config.schema import Run
 from mars.models.gpt2 import GPT2
 from mars.training.launch import Mode
 from mars.training.optimizers import AnyOptimizer, Together
+from mars.training.problem import Make, Model
 from mars.training.task import Forward
 from mars.training.world import World
 
@@ -46,7 +47,7 @@ class Shared:
     """
 
     mode: Mode
-    model: GPT2
+    model: Model
     wrapped: nn.Module
     forward: Forward
     accumulate: Accumulate = at_once
@@ -57,12 +58,12 @@ class Shared:
         return self.mode in ("fsdp2", "hsdp")
 
 
-def share(config: Run, world: World, device: torch.device) -> Shared:
+def share(config: Run, world: World, device: torch.device, *, make: Make) -> Shared:
     """Return a config's model with its initial weights, divided over the processes."""
     mode = world.launch.mode(config)
     if mode in ("fsdp2", "hsdp"):
         return _sharded(config, world, device, mode=mode)
-    model = _made(config, device)
+    model = make(torch.Generator().manual_seed(config.seed)).to(device)
     if mode == "none":
         return Shared(mode, model, model, _compiled(model, config))
     ddp = nn.parallel.DistributedDataParallel(
@@ -76,14 +77,6 @@ def share(config: Run, world: World, device: torch.device) -> Shared:
         return nullcontext() if is_last else ddp.no_sync()
 
     return Shared(mode, model, ddp, _compiled(ddp, config), accumulate)
-
-
-def _made(config: Run, device: torch.device) -> GPT2:
-    return GPT2(
-        config.model,
-        generator=torch.Generator().manual_seed(config.seed),
-        activation_checkpointing=config.training.activation_checkpointing,
-    ).to(device)
 
 
 def _compiled(model: nn.Module, config: Run) -> Forward:

@@ -7,10 +7,10 @@ from mars import checkpoint
 from mars.config.errors import RefusedError
 from mars.config.load import load_file
 from mars.config.schema import Run
-from mars.data.corpus import Corpus
-from mars.training.build import Built, Tell
+from mars.training.build import Built
 from mars.training.hardware import describe_machine
 from mars.training.parallel import place_like
+from mars.training.problem import Dataset, Tell
 from mars.training.run_directory import RunDirectory
 from mars.training.streams import restore_streams_
 from mars.training.trainer import Trainer
@@ -44,13 +44,13 @@ def misfits_refused(loaded: checkpoint.Loaded) -> Iterator[None]:
         ) from error
 
 
-def check_data(directory: RunDirectory, corpus: Corpus) -> None:
-    """Refuse a corpus that is not the one the run of a directory was trained on."""
+def check_data(directory: RunDirectory, data: Dataset) -> None:
+    """Refuse data that are not those the run of a directory was trained on."""
     digest = directory.read_manifest().get("data", {}).get("digest")
-    if digest != corpus.digest:
+    if digest != data.digest:
         raise RefusedError(
             f"{directory.path} was trained on other data: its digest is {digest}, that of "
-            f"{corpus.path} is {corpus.digest}; give the same corpus as data.path"
+            f"{data.path} is {data.digest}; give the same corpus as data.path"
         )
 
 

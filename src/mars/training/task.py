@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,13 @@ class Batches(Protocol):
         ...
 
 
+class Goal(NamedTuple):
+    """A measure of the validation, and from which value on a goal is reached."""
+
+    measure: str
+    least: float
+
+
 class Task(Protocol):
     """A problem to train on."""
 
@@ -45,6 +52,11 @@ class Task(Protocol):
     @property
     def count_per_step(self) -> int:
         """How many of them a step takes."""
+        ...
+
+    @property
+    def goals(self) -> Mapping[str, Goal]:
+        """What the time until it is reached is recorded of, by the name of that record."""
         ...
 
     @property
@@ -73,6 +85,7 @@ class LanguageModeling:
     # Sums over the processes that validate, each on its part.
     sums: Callable[..., list[float]] = lambda *values: list(values)
     unit: Literal["tokens", "samples"] = "tokens"
+    goals: Mapping[str, Goal] = field(default_factory=dict)
 
     def loss(self, model: Forward, batch: MicroBatch) -> Tensor:
         """Return the mean loss of a micro-batch."""

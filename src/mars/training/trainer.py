@@ -6,9 +6,9 @@ decides what comes next is in a checkpoint, so a resumed run is the run that nev
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ class Progress:
     # Of `training.stop_diverged`: the loss of the first step, and how long none was below it.
     first_loss: float | None = None
     steps_above: int = 0
+    # When each goal of the task was first reached.
+    reached: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_diverged(self) -> bool:
@@ -188,11 +190,19 @@ class Trainer:
         model.train()
         self._tick()
         self.progress.validation_loss = found.pop("loss")
-        record = self._made("val", self.progress.validation_loss, {**found, **self._held()})
+        self._note_goals(found)
+        extra = {**found, **self.progress.reached, **self._held()}
+        record = self._made("val", self.progress.validation_loss, extra)
         self._parts.sinks.write(record)
         self._parts.display.validation(record)
         # Validation is no training: the rate of the next record leaves it out.
         self._recorded_step, self._recorded_at = self.progress.step, time.perf_counter()
+
+    def _note_goals(self, found: Mapping[str, float]) -> None:
+        """Note when a goal of the task is reached for the first time."""
+        for name, goal in self._parts.task.goals.items():
+            if found[goal.measure] >= goal.least:
+                self.progress.reached.setdefault(name, self.progress.seconds)
 
     def _held(self) -> dict[str, float]:
         """Return what a validation record says of memory, and of divergence."""
