@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -338,6 +339,23 @@ def _undivided(rank: int, ranks: int) -> list[str]:
     return [f"{quiet}", *(str(warning.message) for warning in caught)]
 
 
+def _unlike(rank: int, ranks: int) -> Facts:
+    """Return what ranks say that list matrices differently, or have other gradients."""
+    first, second = (nn.Parameter(torch.full((4, 4), value)) for value in (1.0, 2.0))
+    for param in (first, second):
+        param.grad = torch.ones(4, 4)
+    named = [("first", first), ("second", second)]
+    options: dict[str, Any] = {"role": "matrix", "process_group": dist.group.WORLD}
+    swapped = MARS([{"params": named if rank == 0 else named[::-1], **options}], mars_type="mars-m")
+    mesh = init_device_mesh("cpu", (ranks,))
+    shard = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+    shard.grad = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    missing = MARS([("shard", shard)])
+    if rank == 1:
+        shard.grad = None
+    return {"order": _error(swapped.step), "gradient": _error(missing.step)}
+
+
 def _stray(rank: int, ranks: int) -> str:
     """Leave gradients on one rank before an exact step, and return what is said here."""
     trained = build("fsdp2", is_approx=False)
@@ -385,7 +403,7 @@ def _placements(ranks: int) -> Facts:
 def _error(act: Any) -> str:
     try:
         act()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         return str(error)
     return ""
 
@@ -406,6 +424,7 @@ def _facts(rank: int, ranks: int, _: Path) -> Facts:
         "elsewhere": _state_from_elsewhere(ranks),
         "undivided": _undivided(rank, ranks),
         "stray": _stray(rank, ranks),
+        "unlike": _unlike(rank, ranks),
     }
 
 
@@ -576,6 +595,14 @@ def test_ranks_that_all_orthogonalise_everything_are_told_once(two):
         quiet, warning = facts["undivided"]
         assert quiet == "0"
         assert "mars.param_groups" in warning
+
+
+def test_ranks_that_are_about_to_do_different_things_all_say_so(two):
+    for rank, facts in enumerate(two):
+        assert "ranks differ" in facts["unlike"]["order"]
+        assert ("'first'", "'second'")[rank] in facts["unlike"]["order"]
+        assert "'shard'" in facts["unlike"]["gradient"]
+        assert ("with a gradient", "with no gradient")[rank] in facts["unlike"]["gradient"]
 
 
 def test_stray_gradients_on_one_rank_are_refused_by_all(two):

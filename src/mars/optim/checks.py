@@ -78,19 +78,14 @@ def has_matrices(group: Group) -> bool:
     return any(not is_lazy(param) and param.ndim >= 2 for param in group["params"])
 
 
-_warned: list[bool] = []
-
-
 def warn_if_undivided(groups: list[Group]) -> None:
-    """Warn, once, if every rank may be orthogonalising the same matrices."""
-    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-    if _warned or is_alone:
+    """Warn if every one of several ranks may be orthogonalising the same matrices."""
+    if dist.get_world_size() == 1:
         return
     for group in groups:
         for param in group["params"]:
             plain = group["process_group"] is None and layout_of(param) is None
             if plain and param.grad is not None and route(param, group).rule in MATRIX_RULES:
-                _warned.append(True)
                 warnings.warn(
                     "there are several processes, and each orthogonalises every matrix; under "
                     "DistributedDataParallel give mars.param_groups the wrapped model, or the "

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict, _use_grad_for_differentiable
 
 from mars.optim import engines
-from mars.optim.agreement import agree
+from mars.optim.agreement import agree, check_alike
 from mars.optim.buckets import Bucket, gather
 from mars.optim.checks import (
     check_loaded,
@@ -177,6 +177,7 @@ class MARS(Optimizer):
         group.setdefault("skipped_steps", torch.zeros((), dtype=torch.int64))
         super().add_param_group(group)
         self._had_matrices = [has_matrices(each) for each in self.param_groups]
+        self._is_compared = False
 
     @overload
     def step(self, closure: None = None, *, bs: object = None) -> None: ...
@@ -208,7 +209,8 @@ class MARS(Optimizer):
         evaluated = {} if self._is_approx else self._exact.previous_gradients(self.state)
         raise_if_nonfinite(self.param_groups, evaluated)
         self._prepare_state()
-        warn_if_undivided(self.param_groups)
+        if not self._is_compared:
+            self._compare_ranks()
         plan = [(g, gather(g, self.state, evaluated=evaluated)) for g in self.param_groups]
         every = [bucket for _, buckets in plan for bucket in buckets]
         finite = all_finite(self.param_groups, evaluated)
@@ -231,6 +233,13 @@ class MARS(Optimizer):
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if capturing and not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError("a step in a CUDA graph needs capturable=True in every group")
+
+    def _compare_ranks(self) -> None:
+        """Find out, before the first step, whether other ranks are about to take the same one."""
+        if dist.is_available() and dist.is_initialized():
+            check_alike(self.param_groups)
+            warn_if_undivided(self.param_groups)
+        self._is_compared = True
 
     def _evaluate(self, closure: Callable[[], float]) -> float:
         if self._is_approx:
@@ -384,6 +393,7 @@ class MARS(Optimizer):
         if "_exact" not in self.__dict__:  # made by a copy, not by the constructor
             self._exact = ExactMode()
             self._had_matrices = [has_matrices(group) for group in self.param_groups]
+            self._is_compared = False
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

@@ -149,6 +149,22 @@ def is_divided(param: Tensor, process_group: dist.ProcessGroup | None) -> bool:
     return process_group is not None and dist.get_world_size(process_group) > 1
 
 
+def group_of(param: Tensor, process_group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Return the ranks that hold a parameter, or None if it is this rank's alone.
+
+    None too for ranks that have no process group in common.
+    """
+    if not is_divided(param, process_group):
+        return None
+    layout = layout_of(param)
+    if layout is None:
+        return process_group
+    spans_world = layout.mesh.size() == dist.get_world_size()
+    if layout.mesh.ndim > 1 and not spans_world and layout.mesh.mesh_dim_names is None:
+        return None
+    return _group_of(layout.mesh, name="")
+
+
 def holding_of(param: Tensor, process_group: dist.ProcessGroup | None) -> Holding | None:
     """Return who holds what of a parameter, or None if it is this rank's alone.
 
