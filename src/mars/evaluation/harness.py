@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn
 
+import datasets  # type: ignore[import-untyped]  # it and lm_eval have no types: all is Any
 import numpy as np
-
-# lm_eval has no types: what comes from it is Any.
 from lm_eval.api import task as task_module  # type: ignore[import-untyped]
 from lm_eval.api.model import TemplateLM  # type: ignore[import-untyped]
 from lm_eval.evaluator import evaluate  # type: ignore[import-untyped]
@@ -138,9 +137,13 @@ def hushed() -> Iterator[None]:
         logger.setLevel(logging.ERROR)
     bar = task_module.tqdm
     task_module.tqdm = lambda items, **_: items
+    shows_bars = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
     try:
         yield
     finally:
+        if shows_bars:
+            datasets.enable_progress_bars()
         task_module.tqdm = bar
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
