@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mars.commands.study_options import DiagnoseOptions
-from mars.config.errors import FailedError
 from mars.diagnosis.plan import Asked, check_numbers
 from mars.metrics.display import print_text
 from mars.metrics.quantities import duration_text, percent_text
@@ -50,9 +49,13 @@ def diagnose(options: DiagnoseOptions, console: Console) -> None:
     # Torch is imported from here on: refusals of the numbers come at once.
     from mars.diagnosis.results import write
     from mars.diagnosis.run import diagnose as measure
+    from mars.training.hardware import memory_errors_in_words
     from mars.training.run_directory import RunDirectory, command
 
-    with _memory_errors_in_words(), _shown(console) as observe:
+    with (
+        memory_errors_in_words(way_out="lower --micro-batch-size or --history"),
+        _shown(console) as observe,
+    ):
         made = measure(
             RunDirectory(options.run),
             asked,
@@ -197,18 +200,3 @@ def _shown(
                 live.update(grid, refresh=True)
 
         yield draw
-
-
-@contextmanager
-def _memory_errors_in_words() -> Iterator[None]:
-    """Turn a lack of memory into one line with the way out."""
-    import torch
-
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-            raise
-        raise FailedError(
-            "there is not enough memory; lower --micro-batch-size or --history"
-        ) from error

@@ -1,7 +1,5 @@
 """``mars eval``: what a model can do, alone or with the other processes of a launch."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -13,7 +11,7 @@ from rich.console import Console
 from mars._version import __version__
 from mars.commands.eval_options import EvalOptions
 from mars.commands.extras import check_extra
-from mars.config.errors import FailedError, RefusedError
+from mars.config.errors import RefusedError
 from mars.evaluation.source import Kind, check_source
 from mars.evaluation.tasks import Asked, check_asked, parse_names
 from mars.training.launch import read_launch, refused_once
@@ -52,11 +50,12 @@ def evaluate(options: EvalOptions, console: Console) -> None:
     # Torch is imported from here on: refusals of the options come at once.
     from mars.commands.eval_display import show, shown
     from mars.evaluation import results
+    from mars.training.hardware import memory_errors_in_words
     from mars.training.world import connected
 
     with (
         connected(launch, device=options.device, timeout_seconds=_TIMEOUT_SECONDS) as world,
-        _memory_errors_in_words(),
+        memory_errors_in_words(way_out="lower --batch-size"),
     ):
         with shown(console, quiet=not world.is_first) as (tell, heard):
             subject, compute = _open(checked, world, tell)
@@ -172,19 +171,6 @@ def _corpus(options: EvalOptions, subject: "Subject") -> tuple["Corpus", "Extent
     extent = Extent(tokens=options.tokens or _TOKENS, context_length=options.context_length)
     check_corpus(subject, corpus, extent)
     return corpus, extent
-
-
-@contextmanager
-def _memory_errors_in_words() -> Iterator[None]:
-    """Turn a lack of memory into one line with the way out."""
-    import torch
-
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
-            raise
-        raise FailedError("there is not enough memory; lower --batch-size") from error
 
 
 def _device(name: str) -> "torch.device":

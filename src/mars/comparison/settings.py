@@ -8,6 +8,7 @@ from mars.config.keys import KEYS, Value
 from mars.config.load import override
 from mars.config.schema import Run
 from mars.config.toml import shown
+from mars.report.wording import value_text
 
 # Keys that a comparison gives each run itself, and where they come from.
 _GIVEN = {
@@ -63,15 +64,8 @@ def listed(names: Iterable[str]) -> str:
 
 def in_words(value: Value) -> str:
     """Return a value as a label has it: ``0.025``, ``0.9/0.95``, ``true``, ``none``."""
-    match value:
-        case bool() | None:
-            return str(value).lower()
-        case float():
-            short = f"{value:g}"
-            return short if float(short) == value else str(value)
-        case tuple():
-            return "/".join(in_words(each) for each in value)
-        case str():
-            return shown(value)[1:-1]
-        case _:
-            return str(value)
+    if isinstance(value, str):
+        return shown(value)[1:-1]
+    if isinstance(value, tuple):
+        return "/".join(in_words(each) for each in value)
+    return value_text(value)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mars.config.errors import RefusedError
 from mars.data.manifest import MANIFEST, SPLITS, File, Split, sha256_of
+from mars.data.target import check_target
 from mars.data.writer import folder_that_becomes, write_file
 
 _FORMAT, _VERSION = "mars-images", 1
@@ -154,12 +155,8 @@ def write_images(
     existing = existing_images(out, source=source)
     if existing is not None:
         return existing
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RefusedError(
-            f"{out.parent} cannot be made ({error.strerror}); choose another folder"
-        ) from None
+    needed = sum(each.images.nbytes + each.labels.nbytes for each in (train, validation))
+    check_target(out, needed_bytes=needed)
     mean, std = _statistics(train.images)
     with folder_that_becomes(out) as folder:
         manifest = ImageManifest(

@@ -42,16 +42,17 @@ def open_subject(source: str, *, step: int | None = None, tell: Tell = lambda _:
     """
     kind = check_source(source, step=step)
     if kind == "run":
-        return _of_run(source, step=step, tell=tell)
+        return open_run(source, step=step, what="evaluation", tell=tell)
     folder = Path(source) if kind == "folder" else fetch(source)
     tokenizer = _folder_tokenizer(folder)
     return Subject(source=source, kind=kind, model=load_huggingface(folder), tokenizer=tokenizer)
 
 
-def _of_run(source: str, *, step: int | None, tell: Tell) -> Subject:
+def open_run(source: str, *, step: int | None, what: str, tell: Tell = lambda _: None) -> Subject:
+    """Return the model of a run, for ``what``; ``tell`` hears of checkpoints that are not good."""
     directory = RunDirectory(Path(source))
     config = load_file(directory.config)
-    require_text(config, what="evaluation")
+    require_text(config, what=what)
     tokenizer = _run_tokenizer(directory)
     if step is not None:
         loaded = checkpoint.load(step_path(directory.checkpoints, step=step))

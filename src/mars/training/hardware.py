@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from mars._version import __version__
 from mars.config.errors import FailedError, RefusedError
+from mars.optim.sharding import local
 from mars.training.launch import Launch
 from mars.training.optimizers import Together
 
@@ -28,6 +29,7 @@ _PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "MI300X": 1307e12,
 }
+_LESS_MEMORY = "lower training.micro_batch_size, or set training.activation_checkpointing = true"
 # Where Linux tells a process its memory, and lets it forget the most it has held.
 _STATUS = Path("/proc/self/status")
 _FORGET = Path("/proc/self/clear_refs")
@@ -134,27 +136,18 @@ def optimizer_bytes(optimizer: Optimizer | Together) -> int:
     parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
     states = [state for part in parts for state in part.state.values()]
     tensors = [each for state in states for each in state.values() if isinstance(each, Tensor)]
-    return sum(_held(tensor).nbytes for tensor in tensors if tensor.ndim)
-
-
-def _held(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor that may be divided over several."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    return sum(local(tensor).nbytes for tensor in tensors if tensor.ndim)
 
 
 @contextmanager
-def memory_errors_in_words() -> Iterator[None]:
+def memory_errors_in_words(*, way_out: str = _LESS_MEMORY) -> Iterator[None]:
     """Turn a lack of memory into one line with the way out."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        raise FailedError(
-            "there is not enough memory; lower training.micro_batch_size, or set "
-            "training.activation_checkpointing = true"
-        ) from error
+        raise FailedError(f"there is not enough memory; {way_out}") from error
 
 
 def _commit() -> str | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from mars import checkpoint
 from mars.config.schema import Run
 from mars.models.gpt2 import GPT2
 from mars.training.launch import Mode
@@ -28,9 +29,6 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Accumulate = Callable[[bool], AbstractContextManager[object]]
 """The context of a micro-batch's forward and backward pass, told whether it is a step's last."""
-
-Place = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""An empty tensor for a leaf of a checkpoint, by its name, full shape and dtype."""
 
 
 def at_once(_: bool) -> AbstractContextManager[object]:
@@ -131,7 +129,7 @@ def _mesh(config: Run, world: World, device: torch.device, *, mode: Mode) -> "De
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def place_like(model: nn.Module, optimizer: AnyOptimizer) -> Place:
+def place_like(model: nn.Module, optimizer: AnyOptimizer) -> checkpoint.Place:
     """Return what gives a checkpoint's leaf the division of the parameter it belongs to."""
     owners = {f"model/{name}": param for name, param in model.named_parameters()}
     if isinstance(optimizer, Together):
