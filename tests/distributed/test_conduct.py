@@ -2,8 +2,9 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.flop_counter import FlopCounterMode
 
 from distributed.processes import run
 from distributed.small_gpt import Mode, batch, build, train, whole
@@ -44,6 +46,26 @@ def counted_products() -> Iterator[list[torch.Size]]:
         muon.orthogonalize = shampoo.orthogonalize = own
 
 
+@contextmanager
+def counted_sends() -> Iterator[dict[str, int]]:
+    """Note how many numbers this process gives to all-to-alls, and to or from broadcasts."""
+    sent: dict[str, int] = {}
+
+    def counted(name: str, *, place: int) -> Callable[..., Any]:
+        own = getattr(dist, name)
+
+        def counting(*given: Any, **more: Any) -> Any:
+            sent[name] = sent.get(name, 0) + given[place].numel()
+            return own(*given, **more)
+
+        return counting
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_to_all_single", counted("all_to_all_single", place=1))
+        patch.setattr(dist, "broadcast", counted("broadcast", place=0))
+        yield sent
+
+
 def _gradients(trained: Any, step: int, rank: int, ranks: int) -> None:
     trained.optimizer.zero_grad()
     trained.module(*batch(step, rank=rank, ranks=ranks)).backward()
@@ -58,10 +80,15 @@ def _traffic(rank: int, ranks: int) -> Facts:
             trained = build(mode, mars_type=name, max_norm=0.1, nonfinite="skip")
             train(trained, range(1), rank=rank, ranks=ranks)
             _gradients(trained, 1, rank, ranks)
-            with CommDebugMode() as sent, counted_products() as shapes:
+            with CommDebugMode() as messages, counted_products() as shapes:
+                trained.optimizer.step()
+            _gradients(trained, 2, rank, ranks)
+            with FlopCounterMode(display=False) as products, counted_sends() as sent:
                 trained.optimizer.step()
             facts[f"{mode} {name}"] = {
-                "collectives": sent.get_total_counts(),
+                "collectives": messages.get_total_counts(),
+                "sent": dict(sent),
+                "flops": products.get_total_flops(),
                 "shapes": [tuple(shape) for shape in shapes],
             }
     return facts
@@ -460,10 +487,30 @@ def test_every_matrix_is_orthogonalised_once_by_one_rank(name, mode, two, four):
             continue
         own = [facts["traffic"][f"{mode} {name}"]["shapes"] for facts in world]
         assert sum(len(shapes) for shapes in own) == MATRICES
-        costs = [sum(exchange.cost(shape) for shape in shapes) for shapes in own]
+        flops = [facts["traffic"][f"{mode} {name}"]["flops"] for facts in world]
         if len(world) == 4:
-            assert max(costs) <= 0.4 * sum(costs)
+            assert max(flops) <= 0.4 * sum(flops)
         assert all(shapes for shapes in own)
+
+
+@pytest.mark.parametrize("name", ["mars-shampoo", "mars-m"])
+def test_what_matrices_send_does_not_grow_with_replicas(name, two, four):
+    for mode, world in (
+        ("ddp", two),
+        ("ddp", four),
+        ("fsdp2", two),
+        ("fsdp2", four),
+        ("hsdp", four),
+    ):
+        facts = [each["traffic"][f"{mode} {name}"] for each in world]
+        elements = sum(prod(shape) for each in facts for shape in each["shapes"])
+        all_to_all = sum(each["sent"].get("all_to_all_single", 0) for each in facts)
+        broadcast = sum(each["sent"].get("broadcast", 0) for each in facts)
+        # Every momentum goes to its owner once and every direction comes from it once; copies of
+        # a part are told by each other, and every rank takes part in that with its parts.
+        assert all_to_all == (0 if mode == "ddp" else 2 * elements)
+        copies = {"ddp": len(world), "fsdp2": 0, "hsdp": 2}[mode]
+        assert broadcast == copies * elements
 
 
 @pytest.mark.parametrize("name", ["views", "static", "accumulated"])

@@ -79,9 +79,10 @@ def test_hsdp_reduces_shards_between_replicas():
     assert between == 2 * 4 * (ALL // 4) // 2
 
 
-def test_matrix_rules_under_hsdp_send_directions_to_every_replica():
+def test_matrix_rules_under_hsdp_send_directions_from_replica_to_replica():
     made = bytes_of(sent("hsdp", 8, optimizer="mars-m", replicas=2))
-    assert made["all-to-all of matrices"] == 7 * (3 * 4 * MATRICES // 8) // 8
+    assert made["all-to-all of matrices"] == 3 * (2 * 4 * MATRICES // 8) // 4
+    assert made["broadcasts of matrices"] == (4 * MATRICES // 4) // 2
 
 
 @pytest.mark.parametrize(("mode", "replicas"), [("ddp", None), ("fsdp2", None), ("hsdp", 2)])

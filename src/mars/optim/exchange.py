@@ -1,10 +1,11 @@
 """Dividing the matrix rules over ranks: every matrix is orthogonalised once, by one owner.
 
 Each rank holds its parts of the momenta. The owner of a matrix collects them, computes the
-direction, and every rank gets its part of that. Owners are chosen so that all have about equally
-much to compute. Matrices travel in waves, one batch of every owner at a time: while a wave is
-computed, the next one is on its way, and two waves, times the replicas of shards, are all the
-memory this takes; of matrices that every rank holds whole, some batches.
+direction, and every rank gets its part of that: the ranks that hold the matrix together with the
+owner from the owner, those that hold copies of the same parts from them. Owners are chosen so that
+all have about equally much to compute. Matrices travel in waves, one batch of every owner at a
+time: while a wave is computed, the next one is on its way. What copies are told goes a batch at a
+time, so the memory this takes does not grow with the ranks.
 """
 
 from collections import deque
@@ -16,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mars.optim.sharding import Holding
+from mars.optim.sharding import Axis, Holding
 
-# Elements of whole directions under way at a time, unless one batch has more.
+# Elements of directions under way between copies at a time, unless one batch has more.
 _BROADCAST_ELEMENTS = 2**24
 
 
@@ -45,8 +46,8 @@ def directions(
 ) -> Iterator[list[Directed]]:
     """Yield, a batch or a wave at a time, the parts of the directions that belong to this rank.
 
-    Every rank of the group calls it with the same matrices in the same order. ``at_once`` says how
-    many matrices of a bucket an owner works on in one batch.
+    Every rank of the group calls it with the same matrices in the same order, which all lie along
+    the same axes. ``at_once`` says how many matrices of a bucket an owner works on in one batch.
     """
     group = items[0].holding.group
     rank = dist.get_rank(group)
@@ -103,8 +104,8 @@ class _Transfer:
     """An exchange between all ranks of a group that is under way; what was sent stays alive."""
 
     def __init__(self, sent: list[list[Tensor]], received: list[list[int]], *, like: Item) -> None:
-        flat = [torch.cat([t.reshape(-1) for t in own]) for own in sent if own]
-        self._sent = torch.cat(flat) if flat else like.momentum.new_empty(0)
+        pieces = [piece.reshape(-1) for own in sent for piece in own]
+        self._sent = torch.cat(pieces) if pieces else like.momentum.new_empty(0)
         self._sizes = received
         counts = [sum(own) for own in received]
         self._received = self._sent.new_empty(sum(counts))
@@ -117,11 +118,15 @@ class _Transfer:
             async_op=True,
         )
 
-    def wait(self) -> list[list[Tensor]]:
-        """Return what came from each rank, cut into the pieces that were announced."""
+    def flat(self) -> Tensor:
+        """Return what came, from one rank after the other."""
         if self._work is not None:
             self._work.wait()
-        pieces = iter(torch.split(self._received, [size for own in self._sizes for size in own]))
+        return self._received
+
+    def pieces(self) -> list[list[Tensor]]:
+        """Return what came from each rank, cut into the pieces that were announced."""
+        pieces = iter(torch.split(self.flat(), [size for own in self._sizes for size in own]))
         return [[next(pieces) for _ in own] for own in self._sizes]
 
 
@@ -129,30 +134,28 @@ def _collect(wave: Wave, rank: int) -> Callable[[], list[Tensor]]:
     """Start to collect this rank's matrices of a wave; the call returned gives them whole."""
     mine = wave[rank]
     first = next(item for own in wave for item in own)
-    if all(item.holding.is_replicated for own in wave for item in own):
+    if first.holding.is_replicated:
         return lambda: [item.momentum for item in mine]
-    replicas = first.holding.replicas
     sent = [
         [item.momentum for item in own if _sends(item, rank, owner)]
         for owner, own in enumerate(wave)
     ]
-    ranks = range(len(replicas))
     received = [
         [item.holding.parts[sender].numel for item in mine if _sends(item, sender, rank)]
-        for sender in ranks
+        for sender in range(len(wave))
     ]
     transfer = _Transfer(sent, received, like=first)
 
     def whole() -> list[Tensor]:
-        arrived = [iter(own) for own in transfer.wait()]
+        arrived = [iter(own) for own in transfer.pieces()]
         return [_assembled(item, rank, arrived) for item in mine]
 
     return whole
 
 
-def _sends(item: Item, sender: int, owner: int) -> bool:
-    """Whether a rank's part of a matrix is the copy that goes to its owner."""
-    return item.holding.replicas[sender] == item.holding.replicas[owner]
+def _sends(item: Item, rank: int, owner: int) -> bool:
+    """Whether a rank's part of a matrix is of the copy that its owner works on."""
+    return item.holding.replicas[rank] == item.holding.replicas[owner]
 
 
 def _assembled(item: Item, rank: int, arrived: list[Iterator[Tensor]]) -> Tensor:
@@ -164,62 +167,81 @@ def _assembled(item: Item, rank: int, arrived: list[Iterator[Tensor]]) -> Tensor
 
 
 def _return(wave: Wave, computed: list[Tensor], rank: int) -> Iterator[list[Directed]]:
-    """Start to send every rank its parts of the directions; the iterator waits for them."""
-    replicated = all(item.holding.is_replicated for own in wave for item in own)
-    return (_broadcast if replicated else _scatter)(wave, computed, rank)
+    """Start to hand out the directions; the iterator waits for this rank's parts of them.
 
-
-def _scatter(wave: Wave, computed: list[Tensor], rank: int) -> Iterator[list[Directed]]:
-    first = next(item for own in wave for item in own)
-    mine = list(zip(wave[rank], computed, strict=True))
-    sent = [
-        [direction[item.holding.parts[receiver].index] for item, direction in mine]
-        for receiver in range(len(wave))
-    ]
-    received = [[item.holding.parts[rank].numel for item in own] for own in wave]
-    transfer = _Transfer(sent, received, like=first)
-
-    def arrived() -> Iterator[list[Directed]]:
-        yield [
-            (item, piece.view(item.holding.parts[rank].shape))
-            for own, pieces in zip(wave, transfer.wait(), strict=True)
-            for item, piece in zip(own, pieces, strict=True)
-        ]
-
-    return arrived()
-
-
-def _broadcast(wave: Wave, computed: list[Tensor], rank: int) -> Iterator[list[Directed]]:
-    """Send whole directions from each owner in turn, as many batches at a time as memory allows.
-
-    An all-to-all would hold a copy for every rank.
+    What a replica's own ranks have computed is divided among them first. Then the replicas tell
+    each other, in turn: an all-to-all would hold a copy for every replica.
     """
-    waiting = deque((owner, own) for owner, own in enumerate(wave) if own)
+    holding = next(item for own in wave for item in own).holding
+    here = holding.replicas[rank]
+    own_parts = _scatter(wave, computed, rank)
+    by_replica: dict[tuple[int, ...], list[Item]] = {}
+    for replica, own in zip(holding.replicas, wave, strict=True):
+        by_replica.setdefault(replica, []).extend(own)
+    waiting = deque((replica, own) for replica, own in by_replica.items() if own)
     under_way: deque[tuple[list[Item], Tensor, dist.Work | None]] = deque()
 
     def start() -> None:
         while waiting:
-            owner, own = waiting[0]
-            size = sum(item.momentum.numel() for item in own)
-            held = sum(batch.numel() for _, batch, _ in under_way)
+            replica, own = waiting[0]
+            size = sum(item.holding.parts[rank].numel for item in own)
+            held = sum(parts.numel() for _, parts, _ in under_way)
             if under_way and held + size > _BROADCAST_ELEMENTS:
                 return
-            batch = own[0].momentum.new_empty(size)
-            if owner == rank:
-                torch.cat([direction.reshape(-1) for direction in computed], out=batch)
-            group = own[0].holding.group
-            work = dist.broadcast(batch, group=group, group_src=owner, async_op=True)
-            under_way.append((own, batch, work))
+            parts = own_parts() if replica == here else own[0].momentum.new_empty(size)
+            work = _tell(parts, holding.axes, source=replica, here=here)
+            under_way.append((own, parts, work))
             waiting.popleft()
 
     def arrived() -> Iterator[list[Directed]]:
+        start()
         while under_way:
-            own, batch, work = under_way.popleft()
+            own, parts, work = under_way.popleft()
             if work is not None:
                 work.wait()
-            pieces = torch.split(batch, [item.momentum.numel() for item in own])
-            yield [(i, piece.view(i.holding.shape)) for i, piece in zip(own, pieces, strict=True)]
+            shapes = [item.holding.parts[rank].shape for item in own]
+            pieces = torch.split(parts, [prod(shape) for shape in shapes])
+            yield [
+                (item, piece.view(shape))
+                for item, piece, shape in zip(own, pieces, shapes, strict=True)
+            ]
             start()
 
-    start()
+    if holding.is_replicated:  # else it would wait for what was just sent
+        start()
     return arrived()
+
+
+def _scatter(wave: Wave, computed: list[Tensor], rank: int) -> Callable[[], Tensor]:
+    """Start to divide what a replica's own ranks have computed.
+
+    The call returned gives this rank's parts, one after the other in the order of the owners.
+    """
+    first = next(item for own in wave for item in own)
+    if first.holding.is_replicated:
+        return lambda: torch.cat([direction.reshape(-1) for direction in computed])
+    mine = list(zip(wave[rank], computed, strict=True))
+    sent = [
+        [d[item.holding.parts[receiver].index] for item, d in mine if _sends(item, receiver, rank)]
+        for receiver in range(len(wave))
+    ]
+    received = [
+        [item.holding.parts[rank].numel for item in own if _sends(item, rank, owner)]
+        for owner, own in enumerate(wave)
+    ]
+    return _Transfer(sent, received, like=first).flat
+
+
+def _tell(
+    parts: Tensor, axes: Sequence[Axis], *, source: tuple[int, ...], here: tuple[int, ...]
+) -> dist.Work | None:
+    """Start to give the other replicas what one of them has, along one axis after the other."""
+    work: dist.Work | None = None
+    for number, axis in enumerate(axes):
+        if here[number + 1 :] != source[number + 1 :]:
+            continue  # a later axis brings it here
+        if work is not None:
+            work.wait()
+        place = axis.ranks[source[number]]
+        work = dist.broadcast(parts, group=axis.group, group_src=place, async_op=True)
+    return work

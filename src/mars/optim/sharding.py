@@ -48,17 +48,27 @@ class Part:
         return prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A line of ranks that hold the same: their group, and the rank in it at each place."""
+
+    group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Holding:
     """What each rank of a group holds of a tensor.
 
-    Ranks with the same entry in ``replicas`` hold the whole tensor between them, once.
+    Ranks with the same entry in ``replicas``, a place on each of ``axes``, hold the whole tensor
+    between them, once. The axes have the ranks that hold the same part as this one.
     """
 
     group: dist.ProcessGroup
     shape: torch.Size
     parts: tuple[Part, ...]
-    replicas: tuple[object, ...]
+    replicas: tuple[tuple[int, ...], ...]
+    axes: tuple[Axis, ...]
 
     @property
     def is_replicated(self) -> bool:
@@ -184,9 +194,7 @@ def holding_of(param: Tensor, process_group: dist.ProcessGroup | None) -> Holdin
             )
         return holding
     assert process_group is not None
-    ranks = dist.get_world_size(process_group)
-    whole = Part((slice(None),) * param.ndim, tuple(param.shape))
-    return Holding(process_group, param.shape, (whole,) * ranks, tuple(range(ranks)))
+    return _whole_everywhere(param, process_group)
 
 
 def sum_over_shards(layouts: Sequence[Layout | None], values: Sequence[Tensor]) -> list[Tensor]:
@@ -231,11 +239,13 @@ def is_so_everywhere(params: Sequence[Tensor], is_so: bool) -> bool:
 
 def everywhere(layouts: Sequence[Layout | None]) -> list[Layout]:
     """Return, for each mesh on which tensors are sharded, a layout in which every rank counts."""
-    from torch.distributed.tensor import Shard
-
     meshes = {
         layout.mesh: None for layout in layouts if layout is not None and layout.sharded_dims()
     }
+    if not meshes:
+        return []
+    from torch.distributed.tensor import Shard
+
     return [Layout(mesh, (Shard(0),) * mesh.ndim) for mesh in meshes]
 
 
@@ -259,14 +269,38 @@ def _coordinate(mesh: "DeviceMesh") -> tuple[int, ...]:
 def _on_mesh(param: Tensor, layout: Layout) -> Holding:
     mesh = layout.mesh
     group = _group_of(mesh, name=f"a parameter of shape {tuple(param.shape)}")
+    if not layout.sharded_dims():
+        return _whole_everywhere(param, group)
     parts = _parts(tuple(param.shape), tuple(mesh.shape), layout.placements)
     kept = [d for d in range(mesh.ndim) if d not in layout.sharded_dims()]
-    by_rank: dict[int, tuple[Part, object]] = {}
+    by_rank: dict[int, tuple[Part, tuple[int, ...]]] = {}
     for coordinate, rank in zip(parts, mesh.mesh.flatten().tolist(), strict=True):
         replica = tuple(coordinate[d] for d in kept)
         by_rank[dist.get_group_rank(group, rank)] = parts[coordinate], replica
     ordered = [by_rank[rank] for rank in range(mesh.size())]
-    return Holding(group, param.shape, tuple(p for p, _ in ordered), tuple(r for _, r in ordered))
+    return Holding(
+        group,
+        param.shape,
+        parts=tuple(part for part, _ in ordered),
+        replicas=tuple(replica for _, replica in ordered),
+        axes=tuple(_axis(mesh, dim) for dim in kept),
+    )
+
+
+def _whole_everywhere(param: Tensor, group: dist.ProcessGroup) -> Holding:
+    """Return the holding of a parameter that every rank of a group has all of."""
+    ranks = tuple(range(dist.get_world_size(group)))
+    whole = Part((slice(None),) * param.ndim, tuple(param.shape))
+    places = tuple((rank,) for rank in ranks)
+    return Holding(group, param.shape, (whole,) * len(ranks), places, (Axis(group, ranks),))
+
+
+def _axis(mesh: "DeviceMesh", dim: int) -> Axis:
+    """Return the ranks of a mesh that differ from this one in one dimension only."""
+    group = mesh.get_group(dim)
+    here = _coordinate(mesh)
+    line = mesh.mesh[tuple(slice(None) if d == dim else here[d] for d in range(mesh.ndim))]
+    return Axis(group, tuple(dist.get_group_rank(group, rank) for rank in line.tolist()))
 
 
 def _group_of(mesh: "DeviceMesh", *, name: str) -> dist.ProcessGroup:

@@ -80,17 +80,16 @@ def _sharded(traffic: Traffic) -> Iterator[Transfer]:
 def _matrices(traffic: Traffic) -> Iterator[Transfer]:
     """Yield what the matrix rules send: owners orthogonalise for all, those of Muon too.
 
-    Each GPU owns an equal part of the matrices. Its shards of the others' go to owners in its own
-    replica, and the directions of its own go to every replica.
+    Each GPU owns an equal part of the matrices. The shards of a matrix go to its owner and come
+    back as directions inside one replica, which tells the others.
     """
     layout = traffic.layout
-    owned = sum(entry.elements for entry in traffic.inventory if entry.is_orthogonalized)
-    if not owned:
-        return
-    ways = layout.replicas + (1 if layout.is_sharded else 0)
-    sent = ways * _FLOAT32 * owned // layout.gpus
-    by = "all-to-all" if layout.is_sharded else "broadcasts"
-    yield _transfer(traffic, "matrices", by, sent, layout.gpus)
+    owned = _FLOAT32 * sum(e.elements for e in traffic.inventory if e.is_orthogonalized)
+    if owned and layout.is_sharded:
+        yield _transfer(traffic, "matrices", "all-to-all", 2 * owned // layout.gpus, layout.shards)
+    if owned and layout.replicas > 1:
+        own = owned // layout.shards
+        yield _transfer(traffic, "matrices", "broadcasts", own, layout.replicas, strided=True)
 
 
 def _transfer(

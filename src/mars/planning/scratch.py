@@ -66,13 +66,12 @@ def _matrix_bytes(entry: Entry, batch: int) -> int:
 def _wave_bytes(entry: Entry, batch: int, layout: Layout) -> int:
     """Return what travels at a time where GPUs divide the matrices: a batch of each owner.
 
-    Shards of the momenta are sent, received and assembled; directions go to every replica, so that
-    each GPU sends and receives a batch for each replica; and two waves are under way. Under DDP
-    owners broadcast their directions, some at a time, beside those that were just computed.
+    Shards of the momenta are sent, received and assembled, those of directions computed, sent and
+    received, and two waves are under way. Replicas broadcast their directions, some at a time;
+    under DDP that is all, beside the momenta and directions of a batch.
     """
     if layout.gpus == 1:
         return 0
     whole = batch * entry.elements
-    if layout.is_sharded:
-        return _FLOAT32 * whole * (4 * layout.replicas + 4)
-    return _FLOAT32 * (min(layout.gpus * whole, max(_BROADCAST, whole)) + 2 * whole)
+    told = min(layout.replicas * whole, max(_BROADCAST, whole)) if layout.replicas > 1 else 0
+    return _FLOAT32 * (told + (8 if layout.is_sharded else 2) * whole)

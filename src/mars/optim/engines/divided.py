@@ -28,8 +28,8 @@ def run_(buckets: Sequence[tuple[Bucket, Tensor | None]]) -> None:
         holding = bucket.holding
         assert holding is not None
         for index, momentum in enumerate(bucket.tensors.exp_avgs):
-            # What travels in one message has one destination and one dtype.
-            key = holding.group, momentum.dtype, momentum.device
+            # What travels in one message has one way to go and one dtype.
+            key = holding.group, holding.axes, momentum.dtype, momentum.device
             together.setdefault(key, []).append(Item(number, index, momentum, holding))
     every = [bucket for bucket, _ in buckets]
     for items in together.values():
