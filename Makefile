@@ -22,7 +22,7 @@ train: $(READY)
 	$(BIN)/mars compare quickstart-comparison
 
 test: $(STAMP) browser
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 # The tests of the report's page need a browser; without one they are skipped, under CI they fail.
 BROWSERS := chromium chromium-browser google-chrome

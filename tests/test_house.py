@@ -121,6 +121,19 @@ def test_every_public_name_has_a_docstring():
                     assert private or ast.get_docstring(child), f"{path}: {child.name}"
 
 
+@pytest.fixture(scope="module")
+def made_once() -> None:
+    """What marks the tests that ask for it as belonging to one worker."""
+
+
+@pytest.mark.usefixtures("made_once")
+def test_what_a_file_makes_once_is_made_by_one_worker(request):
+    # Some versions of pytest and xdist do not know each other's groups, and say nothing.
+    if not hasattr(request.config, "workerinput"):
+        pytest.skip("one process makes everything once")
+    assert request.node.nodeid.endswith("@tests/test_house")
+
+
 PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
 
 

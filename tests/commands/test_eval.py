@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distributed.launches import launch
-from evaluation.trained import DATA, english_run, need_data, no_network
+from evaluation.trained import DATA, no_network
 from mars import cli
 from mars.models.gpt2 import GPT2
 from training.runs import make_corpus, run, write_config
@@ -27,12 +27,6 @@ FOUR = [
     "--precision",
     "float32",
 ]
-
-
-@pytest.fixture(scope="module")
-def english(tmp_path_factory) -> Path:
-    need_data()
-    return english_run(tmp_path_factory.mktemp("english"))
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,12 @@
 """Launches for tests: many command lines, each in several real processes."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,27 +44,23 @@ def launch(folder: Path, jobs: list[dict], *, seconds: float = 400) -> dict[str,
     folder.mkdir()
     listed = folder / "jobs.json"
     listed.write_text(json.dumps([{**job, "port": free_port()} for job in jobs]))
-    ranks = range(max(job["ranks"] for job in jobs))
-    logs = [(folder / f"log-{rank}").open("w") for rank in ranks]
-    processes = [
+    log = folder / "log"
+    with (
+        log.open("w") as said,
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), str(listed)],
+            [sys.executable, str(PROGRAM), str(listed)],
             env=ENVIRONMENT,
-            stdout=logs[rank],
+            stdout=said,
             stderr=subprocess.STDOUT,
-        )
-        for rank in ranks
-    ]
-    deadline = time.monotonic() + seconds
-    try:
-        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
-    finally:
-        for process, log in zip(processes, logs, strict=True):
-            process.kill()
-            process.wait()
-            log.close()
-    said = "\n".join((folder / f"log-{rank}").read_text() for rank in ranks)
-    assert codes == [0] * len(codes), said
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            code = process.wait(seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the ranks with it, if they hang
+                os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, log.read_text()
     return {
         job["name"]: [
             Ended(**json.loads((folder / f"{job['name']}-{rank}.json").read_text()))

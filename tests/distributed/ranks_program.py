@@ -1,7 +1,7 @@
-"""One rank of several: runs command lines one after the other, in the environment torchrun gives.
+"""Runs command lines one after the other, each in several ranks with the environment of torchrun.
 
-Run by launches.py as a program of its own: importing torch once for many runs saves most of their
-time. Arguments: the rank, and a file of jobs.
+Run by launches.py as a program of its own: importing torch once for many processes saves most of
+their time. Argument: a file of jobs.
 """
 
 import contextlib
@@ -90,19 +90,27 @@ def run(job: dict, rank: int) -> dict:
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
 
 
+def start(job: dict, rank: int, result: Path) -> int:
+    """Start a rank of a job, and return its process.
+
+    A process of its own for each, as a launcher would start it: what a failed job leaves of its
+    connections must not meet those of the next.
+    """
+    child = os.fork()
+    if child == 0:
+        result.write_text(json.dumps(run(job, rank)))
+        os._exit(0)
+    return child
+
+
 def serve() -> None:
-    rank, jobs = int(sys.argv[1]), Path(sys.argv[2])
+    jobs = Path(sys.argv[1])
     torch.set_num_threads(1)
     train._show_sample = lambda *_: None  # it takes longer than the training here
     for job in json.loads(jobs.read_text()):
-        if rank < job["ranks"]:
-            # A process of its own for each, as a launcher would start it: what a failed job leaves
-            # of its connections must not meet those of the next. torch is imported already.
-            child = os.fork()
-            if child == 0:
-                result = jobs.parent / f"{job['name']}-{rank}.json"
-                result.write_text(json.dumps(run(job, rank)))
-                os._exit(0)
+        ranks = range(job["ranks"])
+        results = [jobs.parent / f"{job['name']}-{rank}.json" for rank in ranks]
+        for child in [start(job, rank, results[rank]) for rank in ranks]:
             os.waitpid(child, 0)
 
 

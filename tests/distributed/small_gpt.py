@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -63,6 +64,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.detach().clone() if full is None else full().clone()
 
 
+@cache
 def mesh_of(mode: Mode) -> DeviceMesh | None:
     """Return the mesh that a mode shards over."""
     ranks = dist.get_world_size() if mode != "alone" else 1
@@ -87,7 +89,7 @@ def build(
     if mode == "ddp":
         module = DistributedDataParallel(model, **{"find_unused_parameters": True, **(ddp or {})})
     elif mesh is not None:
-        for part in (*model.gpt.h, model):
+        for part in (model.gpt.h[0], model):
             fully_shard(part, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
     return Trained(module, model, MARS(param_groups(module), lr=3e-3, **options))
 

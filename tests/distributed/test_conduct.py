@@ -465,8 +465,6 @@ def four(tmp_path_factory) -> list[Facts]:
     return run(_facts, tmp_path_factory.mktemp("four"), ranks=4)
 
 
-pytestmark = pytest.mark.xdist_group("distributed-conduct")
-
 ELEMENTWISE = ("mars-adamw", "mars-lion")
 MATRICES = 2 * 4 + 2  # four of each block, and the narrow path; nobody uses the other one
 

@@ -88,7 +88,6 @@ def alone() -> Callable[[str], dict[str, Any]]:
     return of
 
 
-@pytest.mark.xdist_group("distributed-optimizer")
 @pytest.mark.parametrize(
     ("ranks", "mode", "name"), [(ranks, *case) for ranks, own in CASES.items() for case in own]
 )
@@ -103,7 +102,6 @@ def test_ranks_compute_what_one_process_computes(ranks, mode, name, found, alone
             assert off <= tolerance * torch.linalg.vector_norm(param), key
 
 
-@pytest.mark.xdist_group("distributed-optimizer")
 @pytest.mark.parametrize(("ranks", "mode"), [(r, m) for r, modes in MODES.items() for m in modes])
 def test_ranks_hold_equal_parameters(ranks, mode, found):
     first, *others = [

@@ -13,8 +13,6 @@ from torch.distributed.tensor import DTensor
 from distributed.processes import run
 from distributed.small_gpt import Mode, build, train
 
-pytestmark = pytest.mark.xdist_group("distributed-resharding")
-
 BEFORE, AFTER = range(6), range(6, 12)
 OPTIONS: dict[str, dict[str, Any]] = {
     "mars-adamw": {"max_norm": 0.1},

@@ -18,12 +18,3 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", Path(folder))
         patch.setenv("HF_DATASETS_CACHE", str(folder))
         yield
-
-
-@pytest.fixture(scope="session")
-def english(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a small model on GPT-2's tokens."""
-    from evaluation.trained import english_run, need_data
-
-    need_data()
-    return english_run(tmp_path_factory.mktemp("english"))

@@ -6,7 +6,6 @@ from distributed.launches import launch
 from vision.image_runs import make_images, records, write_config
 
 
-@pytest.mark.xdist_group("launches")
 def test_two_processes_train_as_one_and_fsdp_is_refused(tmp_path):
     images = make_images(tmp_path)
     vit = write_config(tmp_path, images, network="vit")
