@@ -21,6 +21,7 @@ from torch import nn
 import mars
 from mars import checkpoint
 from mars.checkpoint import CheckpointError, find, load, load_newest, newest_step, save
+from mars.checkpoint.manifest import TRAINING
 from mars.config.errors import RefusedError
 
 
@@ -113,6 +114,16 @@ def test_a_checkpoint_is_two_files_and_a_manifest_of_their_digests(tmp_path):
     assert loaded.about == manifest["about"]
     assert loaded.training == {"tokens": 12}
     assert torch.equal(loaded.model["w"], torch.arange(5.0))
+
+
+def test_the_model_alone_is_read_without_the_rest(tmp_path):
+    path = save(tmp_path, step=1, model={"w": torch.arange(5.0)}, training={"m": 2}, keep=1)
+    (path / TRAINING).write_bytes(b"damaged")
+    for loaded in (load(path, model_only=True), load_newest(tmp_path, model_only=True)):
+        assert torch.equal(loaded.model["w"], torch.arange(5.0))
+        assert (loaded.training, loaded.rejected) == ({}, [])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load(path)
 
 
 def test_a_file_larger_than_any_buffer_is_hashed_as_written(tmp_path):

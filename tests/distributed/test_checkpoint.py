@@ -102,6 +102,17 @@ def test_a_process_without_a_group_reads_shards_whole(folder, name):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_model_of_shards_is_read_without_the_rest(folder, layout):
+    whole = load_newest(folder / f"4-{layout}")
+    alone = load_newest(folder / f"4-{layout}", model_only=True)
+    assert alone.training == {}
+    assert whole.training != {}
+    assert list(alone.model) == list(whole.model)
+    for name, value in alone.model.items():
+        assert torch.equal(value, whole.model[name])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_several_ranks_hold_is_written_once(folder, layout):
     path = saved(folder, f"4-{layout}")
     total = 0

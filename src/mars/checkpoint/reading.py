@@ -48,7 +48,22 @@ class Loaded:
     """What this rank gave as its own; None if it gave nothing, or to another number of ranks."""
 
 
-def load(path: Path, *, map_location: Device = "cpu", place: Place | None = None) -> Loaded:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be read of a checkpoint, and where it goes."""
+
+    map_location: Device
+    place: Place | None
+    model_only: bool
+
+
+def load(
+    path: Path,
+    *,
+    map_location: Device = "cpu",
+    place: Place | None = None,
+    model_only: bool = False,
+) -> Loaded:
     """Return a checkpoint's contents; raise `CheckpointError` if it is not good.
 
     The error names the file, what is wrong with it, and the newest earlier one that is good.
@@ -59,9 +74,11 @@ def load(path: Path, *, map_location: Device = "cpu", place: Place | None = None
         map_location: where tensors go without ``place``.
         place: asked for every tensor of model and training, gives what to read it into: a tensor
             for all of it, a DTensor for this rank's part. None reads all of it.
+        model_only: leave ``training`` empty, and unread.
     """
+    wanted = _Wanted(map_location, place, model_only)
     try:
-        return _load(path, map_location=map_location, place=place)
+        return _load(path, wanted)
     except CheckpointError as error:
         step = named_step(path)
         before = inf if step is None else step
@@ -69,17 +86,22 @@ def load(path: Path, *, map_location: Device = "cpu", place: Place | None = None
 
 
 def load_newest(
-    folder: Path, *, map_location: Device = "cpu", place: Place | None = None
+    folder: Path,
+    *,
+    map_location: Device = "cpu",
+    place: Place | None = None,
+    model_only: bool = False,
 ) -> Loaded | None:
     """Return the newest good checkpoint, and why newer ones were passed over; None without any.
 
     The arguments and ranks are as for `load`. Where there are checkpoints and none is good, that
     is an error: a run must not start anew because its disk is damaged.
     """
+    wanted = _Wanted(map_location, place, model_only)
     rejected: list[str] = []
     for name in ranks.first(lambda: [found.path.name for found in reversed(find(folder))]):
         try:
-            loaded = _load(folder / name, map_location=map_location, place=place)
+            loaded = _load(folder / name, wanted)
         except CheckpointError as error:
             rejected.append(str(error))
         else:
@@ -104,9 +126,9 @@ def good_one(folder: Path, *, before: float = inf) -> str:
     return f"no {'other' if before == inf else 'earlier'} checkpoint in {folder} is good"
 
 
-def _load(path: Path, *, map_location: Device, place: Place | None) -> Loaded:
+def _load(path: Path, wanted: _Wanted) -> Loaded:
     manifest = ranks.together(lambda: _checked_manifest(path))
-    return ranks.together(lambda: _contents(path, manifest, map_location=map_location, place=place))
+    return ranks.together(lambda: _contents(path, manifest, wanted))
 
 
 def _checked_manifest(path: Path) -> Manifest:
@@ -123,29 +145,27 @@ def _checked_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _contents(
-    path: Path, manifest: Manifest, *, map_location: Device, place: Place | None
-) -> Loaded:
+def _contents(path: Path, manifest: Manifest, wanted: _Wanted) -> Loaded:
     def state(name: str, device: Device) -> dict[Any, Any]:
         with _verified(path / name, manifest.files[name]) as file:
             return _state(file, path=path / name, map_location=device)
 
     # What is put in its place has no need to pass through a device as a whole.
-    device = map_location if place is None else "cpu"
-    states = {"model": state(MODEL, device), "training": state(TRAINING, device)}
+    device = wanted.map_location if wanted.place is None else "cpu"
+    training = {} if wanted.model_only else state(TRAINING, device)
+    states: States = {"model": state(MODEL, device), "training": training}
     if manifest.shards:
-        states = _with_shards(states, path, manifest, map_location=map_location, place=place)
+        states = _with_shards(states, path, manifest, wanted)
     else:
-        states = joined(states, stored=None, place=place)
+        states = joined(states, stored=None, place=wanted.place)
     name = own_name(ranks.rank())
     is_own = manifest.world_size == ranks.world_size() and name in manifest.files
+    is_own = is_own and not wanted.model_only
     own = state(name, "cpu") if is_own else None
     return Loaded(manifest.step, states["model"], states["training"], path, manifest.about, own=own)
 
 
-def _with_shards(
-    states: States, path: Path, manifest: Manifest, *, map_location: Device, place: Place | None
-) -> States:
+def _with_shards(states: States, path: Path, manifest: Manifest, wanted: _Wanted) -> States:
     """Return the states with their sharded tensors read."""
     # Only here: it takes long to import, and most checkpoints have no shards.
     from mars.checkpoint.shards import StoredShards
@@ -157,13 +177,13 @@ def _with_shards(
         if name not in targets:
             shape, dtype = shards.describe(name)
             targets[name] = (
-                torch.empty(shape, dtype=dtype, device=map_location)
-                if place is None
-                else placed(name, shape, dtype, place=place)
+                torch.empty(shape, dtype=dtype, device=wanted.map_location)
+                if wanted.place is None
+                else placed(name, shape, dtype, place=wanted.place)
             )
         return targets[name]
 
-    states = joined(states, stored=stored, place=place)
+    states = joined(states, stored=stored, place=wanted.place)
     shards.read_(targets)
     return states
 

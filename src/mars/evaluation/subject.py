@@ -55,8 +55,8 @@ def open_run(source: str, *, step: int | None, what: str, tell: Tell = lambda _:
     require_text(config, what=what)
     tokenizer = _run_tokenizer(directory)
     if step is not None:
-        loaded = checkpoint.load(step_path(directory.checkpoints, step=step))
-    elif (newest := checkpoint.load_newest(directory.checkpoints)) is not None:
+        loaded = checkpoint.load(step_path(directory.checkpoints, step=step), model_only=True)
+    elif newest := checkpoint.load_newest(directory.checkpoints, model_only=True):
         loaded = newest
     else:
         raise RefusedError(f"{source} has no checkpoint yet; train on with --resume")

@@ -14,27 +14,30 @@ from torch import Tensor
 
 from mars.optim.buckets import Bucket
 from mars.optim.nonfinite import parameter_name
-from mars.optim.options import Group
+from mars.optim.options import Group, Nonfinite
 from mars.optim.routing import route
 from mars.optim.sharding import everywhere, group_of, sum_over_shards
 
+Finite = dict[Nonfinite, bool | Tensor]
+"""By policy, whether all gradients that it watches are finite."""
+
 
 def agree(
-    buckets: Sequence[Bucket], norms: Sequence[Tensor | None], finite: bool | Tensor | None
-) -> tuple[list[Tensor | None], bool | Tensor | None]:
+    buckets: Sequence[Bucket], norms: Sequence[Tensor | None], finite: Finite
+) -> tuple[list[Tensor | None], Finite]:
     """Return the norms of whole tensors, and whether gradients are finite on every rank.
 
-    ``norms`` has those of the parts here, None for a bucket that wants none; ``finite`` is None
-    where nobody asks. Without sharded tensors both are returned as they are.
+    ``norms`` has those of the parts here, None for a bucket that wants none. Without sharded
+    tensors both are returned as they are.
     """
     layouts = [bucket.layout for bucket in buckets]
     wanted = [i for i, norm in enumerate(norms) if norm is not None and layouts[i] is not None]
     squares = [_square(norms[i]) for i in wanted]
-    flags = everywhere(layouts) if finite is not None else []
+    flags = everywhere(layouts) if finite else []
     if flags:
         device = buckets[0].tensors.params[0].device
-        bad = 1 - torch.as_tensor(finite, dtype=torch.float64, device=device)
-        squares += [bad] * len(flags)
+        each = [torch.as_tensor(f, dtype=torch.float64, device=device) for f in finite.values()]
+        squares += [1 - torch.stack(each)] * len(flags)
     sums = sum_over_shards([*(layouts[i] for i in wanted), *flags], squares)
     agreed = list(norms)
     for i, total in zip(wanted, sums, strict=False):
@@ -42,10 +45,13 @@ def agree(
         assert norm is not None
         agreed[i] = total.sqrt().to(norm.dtype)
     if flags:
-        fine = torch.stack(sums[len(wanted) :]).sum() == 0
-        finite = fine if isinstance(finite, Tensor) else bool(fine)
-    if isinstance(finite, Tensor) and any(bucket.holding for bucket in buckets):
-        finite = bool(finite)  # ranks that exchange matrices are told by the host
+        fine = torch.stack(sums[len(wanted) :]).sum(0) == 0
+        finite = {
+            policy: own if isinstance(finite[policy], Tensor) else bool(own)
+            for policy, own in zip(finite, fine.unbind(), strict=True)
+        }
+    if any(bucket.holding for bucket in buckets):
+        finite = {policy: bool(flag) for policy, flag in finite.items()}  # so that ranks can go on
     return agreed, finite
 
 

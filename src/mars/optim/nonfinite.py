@@ -5,25 +5,37 @@ decision is a flag on the device, so that nothing waits for it.
 """
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from mars.optim.options import Group, Nonfinite
-from mars.optim.sharding import is_so_everywhere, local, local_gradient
+from mars.optim.sharding import local, local_gradient
+
+_LOOKING = ("raise", "skip")
 
 
-def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> None:
-    """Raise for the first non-finite gradient of the groups that ask for it, naming it.
+def all_finite(
+    groups: list[Group], evaluated: Mapping[Tensor, Tensor]
+) -> dict[Nonfinite, bool | Tensor]:
+    """Return, by policy, whether every gradient here of the groups that have it is finite.
 
-    ``evaluated`` has exact mode's gradients at the previous point, which count too.
+    ``evaluated`` has exact mode's gradients at the previous point, which count too. For "skip" the
+    answer is a flag on the device unless the host has it at no cost; "raise" waits for it.
     """
-    if not any(group["nonfinite"] == "raise" for group in groups):
-        return
-    grads = _gradients(groups, evaluated, policy="raise")
-    is_finite = all(bool(flag) for flag in _finite_by_device(grads))
-    if is_so_everywhere(_graded(groups), is_finite):
-        return
+    found: dict[Nonfinite, bool | Tensor] = {}
+    capturable = any(group["capturable"] for group in groups)
+    for policy in {group["nonfinite"]: None for group in groups if group["nonfinite"] in _LOOKING}:
+        flags = _finite_by_device(_gradients(groups, evaluated, policy=policy))
+        flag = torch.stack([f.to(flags[0].device) for f in flags]).all() if flags else True
+        is_free = isinstance(flag, bool) or (flag.device.type == "cpu" and not capturable)
+        found[policy] = bool(flag) if is_free or policy == "raise" else flag
+    return found
+
+
+def raise_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> NoReturn:
+    """Raise for the first non-finite gradient of the groups that ask for it, naming it."""
     for index, group in enumerate(groups):
         if group["nonfinite"] != "raise":
             continue
@@ -35,21 +47,6 @@ def raise_if_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) 
                     "was changed (nonfinite='skip' would leave such a step out)"
                 )
     raise RuntimeError("non-finite gradient on another rank, which names it; nothing was changed")
-
-
-def all_finite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> bool | Tensor | None:
-    """Return whether every gradient here, of the groups that skip, is finite; None if none skips.
-
-    The answer is a flag on the device unless the host has it at no cost.
-    """
-    if not any(group["nonfinite"] == "skip" for group in groups):
-        return None
-    flags = _finite_by_device(_gradients(groups, evaluated, policy="skip"))
-    if not flags:
-        return True
-    flag = torch.stack([flag.to(flags[0].device) for flag in flags]).all()
-    capturable = any(group["capturable"] for group in groups)
-    return bool(flag) if flag.device.type == "cpu" and not capturable else flag
 
 
 def parameter_name(groups: list[Group], index: int, position: int) -> str:
@@ -85,10 +82,6 @@ def _gradients(
     every = [local_gradient(p) for p in graded]
     every += [local(evaluated[p]) for p in graded if p in evaluated]
     return [grad for grad in every if grad.numel() > 0]
-
-
-def _graded(groups: list[Group]) -> list[Tensor]:
-    return [param for group in groups for param in group["params"] if param.grad is not None]
 
 
 def _finite_by_device(every: list[Tensor]) -> list[Tensor]:

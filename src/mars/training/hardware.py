@@ -57,7 +57,7 @@ def process_device(name: str, launch: Launch) -> torch.device:
     if launch.local_size > count:
         raise RefusedError(
             f"{launch.label} finds {count} GPUs for {launch.local_size} processes on its machine; "
-            "start as many processes with torchrun --nproc-per-node, or set training.device = cpu"
+            "start as many processes with torchrun --nproc-per-node, or choose the device cpu"
         )
     return torch.device("cuda", launch.local_rank)
 

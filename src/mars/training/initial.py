@@ -39,7 +39,7 @@ def _read(source: str) -> tuple[Model, Mapping[str, Tensor]]:
     path = Path(source)
     directory = RunDirectory(path)
     if source and directory.exists:
-        loaded = checkpoint.load_newest(directory.checkpoints)
+        loaded = checkpoint.load_newest(directory.checkpoints, model_only=True)
         if loaded is None:
             raise RefusedError(f"{named} has no checkpoint yet; train it first")
         return load_file(directory.config).model, loaded.model
