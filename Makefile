@@ -5,6 +5,8 @@ BIN := .venv/bin
 # when they are imported: most of what they bring never is.
 READY := .venv/ready
 STAMP := .venv/installed
+# One more than there are cores: many tests wait for processes that they start.
+WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
 .PHONY: setup train test lint format bench browser clean
 
@@ -23,7 +25,7 @@ train: $(READY)
 	$(BIN)/mars compare quickstart-comparison
 
 test: $(STAMP) browser
-	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # The tests of the report's page need a browser; without one they are skipped, under CI they fail.
 BROWSERS := chromium chromium-browser google-chrome

@@ -110,8 +110,9 @@ def serve() -> None:
     for job in json.loads(jobs.read_text()):
         ranks = range(job["ranks"])
         results = [jobs.parent / f"{job['name']}-{rank}.json" for rank in ranks]
-        for child in [start(job, rank, results[rank]) for rank in ranks]:
-            os.waitpid(child, 0)
+        children = [start(job, rank, results[rank]) for rank in ranks]
+        ended = [os.waitpid(child, 0)[1] for child in children]
+        assert not any(ended), f"{job['name']}: ranks ended with {ended}"
 
 
 if __name__ == "__main__":

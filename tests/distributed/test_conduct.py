@@ -12,9 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.flop_counter import FlopCounterMode
@@ -433,6 +440,73 @@ def _placements(ranks: int) -> Facts:
     return facts
 
 
+MIXED_SHAPES = ((5, 7), (1, 9), (9, 2), (3, 3, 2, 2), (8, 8), (5, 7))
+
+
+def mixed_steps(place: Callable[[Tensor, int], Tensor], **options: Any) -> list[Tensor]:
+    """Take steps by a matrix rule on matrices that ``place`` lays out, by their number."""
+    generator = torch.Generator().manual_seed(2)
+    starts = [torch.randn(shape, generator=generator) for shape in MIXED_SHAPES]
+    params = [nn.Parameter(place(start, i)) for i, start in enumerate(starts)]
+    groups = [{"params": params, "role": "matrix"}]
+    optimizer = MARS(groups, lr=0.1, mars_type="mars-m", max_norm=0.5, **options)
+    for _ in range(3):
+        for i, param in enumerate(params):
+            param.grad = place(whole(param).cos(), i)
+        optimizer.step()
+    return [whole(param) for param in params]
+
+
+def _mixed() -> Facts:
+    """Take steps on matrices that lie in several ways on meshes of four ranks."""
+    rows, columns, copies = Shard(0), Shard(1), Replicate()
+    flat = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    deep = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("x", "y", "z"))
+    every = [
+        *((copies, rows), (rows, copies), (copies, copies)),
+        *((rows, columns), (copies, columns), (columns, copies)),
+    ]
+
+    def steps(mesh: DeviceMesh, placements: list[tuple[Placement, ...]]) -> list[Tensor]:
+        return mixed_steps(lambda t, i: distribute_tensor(t, mesh, placements[i]))
+
+    facts: Facts = {
+        "in every way": steps(flat, every),
+        "copies along two axes": steps(deep, [(copies, copies, rows)] * len(every)),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "_BROADCAST_ELEMENTS", 8)  # less than any batch
+        facts["a batch at a time"] = steps(flat, [(copies, rows)] * len(every))
+    turned = DeviceMesh("cpu", [[0, 1], [3, 2]], mesh_dim_names=("p", "q"))
+    facts["refusal"] = _error(lambda: steps(turned, [(copies, rows)] * len(every)))
+    return facts
+
+
+def _first_steps(rank: int, ranks: int) -> Facts:
+    """Note the points that exact mode visits after a first step that did not count."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    facts: Facts = {}
+    for policy in ("raise", "skip"):
+        param = nn.Parameter(distribute_tensor(torch.full((4, 2), 5.0), mesh, [Shard(0)]))
+        optimizer = MARS([param], lr=0.1, is_approx=False, nonfinite=policy)
+        seen: list[float] = []
+        value = float("nan") if rank else 1.0
+
+        def closure() -> float:
+            seen.append(float(param.to_local().flatten()[0]))  # noqa: B023
+            # A sum that is still to be made, as tensor parallelism leaves it.
+            own = torch.full((4, 2), value) / ranks  # noqa: B023
+            param.grad = DTensor.from_local(own, mesh, [Partial()])  # noqa: B023
+            return 0.0
+
+        message = _error(lambda: optimizer.step(closure))  # noqa: B023
+        value = 1.0
+        optimizer.zero_grad()
+        optimizer.step(closure)
+        facts[policy] = {"message": message, "seen": seen, "param": whole(param)}
+    return facts
+
+
 def _error(act: Any) -> str:
     try:
         act()
@@ -444,7 +518,7 @@ def _error(act: Any) -> str:
 def _facts(rank: int, ranks: int, _: Path) -> Facts:
     facts = {"traffic": _traffic(rank, ranks), "tensor parallel": _tensor_parallel(ranks)}
     if ranks == 4:
-        return {**facts, "states": _states(rank, ranks)}
+        return {**facts, "states": _states(rank, ranks), "mixed": _mixed()}
     return {
         **facts,
         "wrappers": _wrappers(rank, ranks),
@@ -454,6 +528,7 @@ def _facts(rank: int, ranks: int, _: Path) -> Facts:
         "low precision": _low_precision(rank, ranks),
         "placements": _placements(ranks),
         "partial sums": _partial_sums(rank, ranks),
+        "first steps": _first_steps(rank, ranks),
         "elsewhere": _state_from_elsewhere(ranks),
         "undivided": _undivided(rank, ranks),
         "stray": _stray(rank, ranks),
@@ -499,7 +574,7 @@ def test_every_matrix_is_orthogonalised_once_by_one_rank(name, mode, two, four):
 
 
 @pytest.mark.parametrize("name", ["mars-shampoo", "mars-m"])
-def test_what_matrices_send_does_not_grow_with_replicas(name, two, four):
+def test_matrices_travel_once_and_directions_once_to_each_copy(name, two, four):
     for mode, world in (
         ("ddp", two),
         ("ddp", four),
@@ -619,6 +694,33 @@ def test_a_matrix_may_lie_on_a_mesh_in_any_way(name, two):
         optimizer.step()
     for facts in two:
         torch.testing.assert_close(facts["placements"][name], param.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["in every way", "copies along two axes", "a batch at a time"])
+def test_matrices_may_lie_on_a_mesh_in_several_ways_at_once(name, four):
+    alone = mixed_steps(lambda tensor, _: tensor)
+    for facts in four:
+        for ours, theirs in zip(facts["mixed"][name], alone, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_mesh_whose_ranks_do_not_ascend_is_refused(four):
+    for facts in four:
+        assert (
+            "lies on a mesh whose ranks do not ascend: [[0, 1], [3, 2]]"
+            in facts["mixed"]["refusal"]
+        )
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_after_a_first_step_that_did_not_count_exact_mode_is_where_it_was(policy, two):
+    for rank, facts in enumerate(two):
+        found = facts["first steps"][policy]
+        assert set(found["seen"]) == {5.0}
+        assert torch.equal(found["param"], two[0]["first steps"][policy]["param"])
+        assert (found["param"] < 5).all()
+        who = "non-finite gradient in parameter 0 of group 0"
+        assert found["message"].startswith(who) if policy == "raise" else not found["message"], rank
 
 
 @pytest.mark.parametrize("name", ["approx", "exact"])

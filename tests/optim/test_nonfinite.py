@@ -51,6 +51,27 @@ def test_the_first_step_can_be_skipped():
     assert_equal(params, clean)
 
 
+@pytest.mark.parametrize("capturable", [False, True], ids=["host", "device"])
+def test_after_a_skipped_first_step_exact_mode_visits_the_present_point(capturable):
+    param = nn.Parameter(torch.full((3, 2), 5.0))
+    options = {"is_approx": False, "lr": 0.1, "capturable": capturable}
+    optimizer = MARS([param], nonfinite="skip", **options)
+    seen, grads = [], iter([float("nan"), 1.0, 1.0])
+
+    def closure():
+        seen.append(float(param.detach().flatten()[0]))
+        param.grad = torch.full_like(param, next(grads))
+        return 0.0
+
+    optimizer.step(closure)
+    optimizer.step(closure)
+    assert seen == [5.0] * 3
+    clean = nn.Parameter(torch.full((3, 2), 5.0))
+    clean.grad = torch.ones_like(clean)
+    MARS([clean], **options).step()
+    torch.testing.assert_close(param, clean)
+
+
 def test_the_count_of_skipped_steps_is_saved():
     params, optimizer = trained(1, nonfinite="skip")
     spoil(params, float("nan"))

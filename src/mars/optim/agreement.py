@@ -13,13 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mars.optim.buckets import Bucket
-from mars.optim.nonfinite import parameter_name
-from mars.optim.options import Group, Nonfinite
+from mars.optim.nonfinite import Finite, parameter_name
+from mars.optim.options import Group
 from mars.optim.routing import route
 from mars.optim.sharding import everywhere, group_of, sum_over_shards
-
-Finite = dict[Nonfinite, bool | Tensor]
-"""By policy, whether all gradients that it watches are finite."""
 
 
 def agree(
@@ -51,7 +48,8 @@ def agree(
             for policy, own in zip(finite, fine.unbind(), strict=True)
         }
     if any(bucket.holding for bucket in buckets):
-        finite = {policy: bool(flag) for policy, flag in finite.items()}  # so that ranks can go on
+        # Ranks that exchange matrices must know on the host whether they will.
+        finite = {policy: bool(flag) for policy, flag in finite.items()}
     return agreed, finite
 
 

@@ -20,7 +20,7 @@ from mars.optim.routing import (
     recipe,
     route,
 )
-from mars.optim.sharding import Holding, Layout, holding_of, layout_of, local, local_gradient
+from mars.optim.sharding import Holding, Layout, holding_of, layout_of, local
 from mars.optim.state import State, check_state_fits
 
 
@@ -128,12 +128,17 @@ class Bucket:
 
 
 def gather(
-    group: Group, state: Mapping[Tensor, State], *, evaluated: Mapping[Tensor, Tensor]
+    group: Group,
+    state: Mapping[Tensor, State],
+    *,
+    gradients: Mapping[Tensor, Tensor],
+    evaluated: Mapping[Tensor, Tensor],
 ) -> list[Bucket]:
     """Return the buckets of a group's parameters that have a gradient and any elements.
 
-    ``evaluated`` has exact mode's gradients at the previous point; none there is a zero. Nothing is
-    changed; the recipes are those of the step that is about to be counted.
+    ``gradients`` has what is here of them. ``evaluated`` has exact mode's gradients at the previous
+    point; none there is a zero. Nothing is changed; the recipes are those of the step that is about
+    to be counted.
     """
     params = [p for p in group["params"] if p.grad is not None]
     counts = _next_counts(group, [state[p]["step"] for p in params])
@@ -164,7 +169,7 @@ def gather(
                 layout=layout,
                 holding=holding_of(param, group["process_group"]) if matrix else None,
             )
-        row = _row(param, state[param])
+        row = _row(param, gradients[param], state[param])
         if buckets[key].recipe.previous == "evaluated":
             missing = torch.zeros_like(row.exp_avgs[0]) if param not in evaluated else None
             row.last_grads = [local(evaluated[param]) if missing is None else missing]
@@ -173,11 +178,11 @@ def gather(
     return list(buckets.values())
 
 
-def _row(param: Tensor, state: State) -> Tensors:
+def _row(param: Tensor, gradient: Tensor, state: State) -> Tensors:
     """Return what is here of one parameter's tensors."""
     keys = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "last_grad")
     kept = ([local(state[key])] if key in state else [] for key in keys)
-    return Tensors([local(param)], [local_gradient(param)], *kept)
+    return Tensors([local(param)], [gradient], *kept)
 
 
 def _host_reads(step: Tensor, group: Group) -> bool:

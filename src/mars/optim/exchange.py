@@ -53,15 +53,19 @@ def directions(
     rank = dist.get_rank(group)
     waves = _waves(items, ranks=dist.get_world_size(group), at_once=at_once)
     arriving = _collect(waves[0], rank)
-    leaving: Iterator[list[Directed]] = iter(())
+    leaving: _Leaving | None = None
     for number, wave in enumerate(waves):
         momenta = arriving()
         if number + 1 < len(waves):
             arriving = _collect(waves[number + 1], rank)
+        if leaving is not None:
+            leaving.start()
         computed = rule(wave[rank][0].bucket, momenta) if wave[rank] else []
-        yield from leaving
-        leaving = _return(wave, computed, rank)
-    yield from leaving
+        if leaving is not None:
+            yield from leaving.arrived()
+        leaving = _Leaving(wave, computed, rank)
+    if leaving is not None:
+        yield from leaving.arrived()
 
 
 def owners(costs: Sequence[float], *, ranks: int) -> list[int]:
@@ -166,50 +170,53 @@ def _assembled(item: Item, rank: int, arrived: list[Iterator[Tensor]]) -> Tensor
     return whole
 
 
-def _return(wave: Wave, computed: list[Tensor], rank: int) -> Iterator[list[Directed]]:
-    """Start to hand out the directions; the iterator waits for this rank's parts of them.
+class _Leaving:
+    """Directions of a wave on their way to the ranks.
 
     What a replica's own ranks have computed is divided among them first. Then the replicas tell
     each other, in turn: an all-to-all would hold a copy for every replica.
     """
-    holding = next(item for own in wave for item in own).holding
-    here = holding.replicas[rank]
-    own_parts = _scatter(wave, computed, rank)
-    by_replica: dict[tuple[int, ...], list[Item]] = {}
-    for replica, own in zip(holding.replicas, wave, strict=True):
-        by_replica.setdefault(replica, []).extend(own)
-    waiting = deque((replica, own) for replica, own in by_replica.items() if own)
-    under_way: deque[tuple[list[Item], Tensor, dist.Work | None]] = deque()
 
-    def start() -> None:
-        while waiting:
-            replica, own = waiting[0]
-            size = sum(item.holding.parts[rank].numel for item in own)
-            held = sum(parts.numel() for _, parts, _ in under_way)
-            if under_way and held + size > _BROADCAST_ELEMENTS:
+    def __init__(self, wave: Wave, computed: list[Tensor], rank: int) -> None:
+        self._holding = next(item for own in wave for item in own).holding
+        self._rank = rank
+        self._own_parts = _scatter(wave, computed, rank)
+        by_replica: dict[tuple[int, ...], list[Item]] = {}
+        for replica, own in zip(self._holding.replicas, wave, strict=True):
+            by_replica.setdefault(replica, []).extend(own)
+        self._waiting = deque((replica, own) for replica, own in by_replica.items() if own)
+        self._under_way: deque[tuple[list[Item], Tensor, dist.Work | None]] = deque()
+        if self._holding.is_replicated:  # else it would wait for what was just sent
+            self.start()
+
+    def start(self) -> None:
+        """Start to tell the other replicas, as much at a time as memory allows."""
+        here = self._holding.replicas[self._rank]
+        while self._waiting:
+            replica, own = self._waiting[0]
+            size = sum(item.holding.parts[self._rank].numel for item in own)
+            held = sum(parts.numel() for _, parts, _ in self._under_way)
+            if self._under_way and held + size > _BROADCAST_ELEMENTS:
                 return
-            parts = own_parts() if replica == here else own[0].momentum.new_empty(size)
-            work = _tell(parts, holding.axes, source=replica, here=here)
-            under_way.append((own, parts, work))
-            waiting.popleft()
+            parts = self._own_parts() if replica == here else own[0].momentum.new_empty(size)
+            work = _tell(parts, self._holding.axes, source=replica, here=here)
+            self._under_way.append((own, parts, work))
+            self._waiting.popleft()
 
-    def arrived() -> Iterator[list[Directed]]:
-        start()
-        while under_way:
-            own, parts, work = under_way.popleft()
+    def arrived(self) -> Iterator[list[Directed]]:
+        """Yield this rank's parts of the directions, a replica's at a time."""
+        self.start()
+        while self._under_way:
+            own, parts, work = self._under_way.popleft()
             if work is not None:
                 work.wait()
-            shapes = [item.holding.parts[rank].shape for item in own]
+            shapes = [item.holding.parts[self._rank].shape for item in own]
             pieces = torch.split(parts, [prod(shape) for shape in shapes])
             yield [
                 (item, piece.view(shape))
                 for item, piece, shape in zip(own, pieces, shapes, strict=True)
             ]
-            start()
-
-    if holding.is_replicated:  # else it would wait for what was just sent
-        start()
-    return arrived()
+            self.start()
 
 
 def _scatter(wave: Wave, computed: list[Tensor], rank: int) -> Callable[[], Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mars.optim.buckets import Bucket, gather
-from mars.optim.sharding import sum_over_shards
+from mars.optim.sharding import local_gradients, sum_over_shards
 
 if TYPE_CHECKING:
     from mars.optim.optimizer import MARS
@@ -26,11 +26,12 @@ def correction_measures(optimizer: "MARS") -> dict[str, float]:
     previous gradient. Call it between ``backward`` and ``step``, on every rank if parameters are
     sharded; it reads values back from the device.
     """
+    gradients = local_gradients(p for group in optimizer.param_groups for p in group["params"])
     buckets = [
         bucket
         for group in optimizer.param_groups
         if all(p in optimizer.state for p in group["params"] if p.grad is not None)
-        for bucket in gather(group, optimizer.state, evaluated={})
+        for bucket in gather(group, optimizer.state, gradients=gradients, evaluated={})
         if bucket.recipe.previous == "stored"
     ]
     if not buckets:

@@ -4,7 +4,7 @@
 decision is a flag on the device, so that nothing waits for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -16,31 +16,36 @@ from mars.optim.sharding import local, local_gradient
 _LOOKING = ("raise", "skip")
 
 
-def all_finite(
-    groups: list[Group], evaluated: Mapping[Tensor, Tensor]
-) -> dict[Nonfinite, bool | Tensor]:
+Finite = dict[Nonfinite, bool | Tensor]
+"""By policy, whether all gradients that it watches are finite."""
+
+Gradients = Mapping[Tensor, Tensor]
+"""What is here of gradients, by parameter."""
+
+
+def all_finite(groups: list[Group], *points: Gradients) -> Finite:
     """Return, by policy, whether every gradient here of the groups that have it is finite.
 
-    ``evaluated`` has exact mode's gradients at the previous point, which count too. For "skip" the
-    answer is a flag on the device unless the host has it at no cost; "raise" waits for it.
+    ``points`` has the gradients at the present point, and exact mode's at the previous one. For
+    "skip" the answer is a flag on the device unless the host has it at no cost; "raise" waits.
     """
-    found: dict[Nonfinite, bool | Tensor] = {}
+    found: Finite = {}
     capturable = any(group["capturable"] for group in groups)
     for policy in {group["nonfinite"]: None for group in groups if group["nonfinite"] in _LOOKING}:
-        flags = _finite_by_device(_gradients(groups, evaluated, policy=policy))
+        flags = _finite_by_device(_gradients(groups, points, policy=policy))
         flag = torch.stack([f.to(flags[0].device) for f in flags]).all() if flags else True
         is_free = isinstance(flag, bool) or (flag.device.type == "cpu" and not capturable)
         found[policy] = bool(flag) if is_free or policy == "raise" else flag
     return found
 
 
-def raise_nonfinite(groups: list[Group], evaluated: Mapping[Tensor, Tensor]) -> NoReturn:
+def raise_nonfinite(groups: list[Group], *points: Gradients) -> NoReturn:
     """Raise for the first non-finite gradient of the groups that ask for it, naming it."""
     for index, group in enumerate(groups):
         if group["nonfinite"] != "raise":
             continue
         for position, param in enumerate(group["params"]):
-            grads = _gradients([{**group, "params": [param]}], evaluated, policy="raise")
+            grads = _gradients([{**group, "params": [param]}], points, policy="raise")
             if not all(grad.isfinite().all() for grad in grads):
                 raise RuntimeError(
                     f"non-finite gradient in {parameter_name(groups, index, position)}; nothing "
@@ -74,13 +79,11 @@ def heal_(evaluated: Mapping[Tensor, Tensor]) -> None:
 
 
 def _gradients(
-    groups: list[Group], evaluated: Mapping[Tensor, Tensor], *, policy: Nonfinite
+    groups: list[Group], points: Sequence[Gradients], *, policy: Nonfinite
 ) -> list[Tensor]:
-    """Return the gradients, at both points, of the groups with a policy."""
+    """Return the gradients, at all points, of the groups with a policy."""
     params = [p for group in groups if group["nonfinite"] == policy for p in group["params"]]
-    graded = [p for p in params if p.grad is not None]
-    every = [local_gradient(p) for p in graded]
-    every += [local(evaluated[p]) for p in graded if p in evaluated]
+    every = [local(own[p]) for own in points for p in params if p.grad is not None and p in own]
     return [grad for grad in every if grad.numel() > 0]
 
 

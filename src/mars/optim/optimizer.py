@@ -43,7 +43,7 @@ from mars.optim.options import (
     check_group,
     check_unknown_keys,
 )
-from mars.optim.sharding import everywhere, layout_of
+from mars.optim.sharding import everywhere, layout_of, local_gradients
 from mars.optim.state import create_state, restore_state_, step_device
 
 
@@ -208,17 +208,21 @@ class MARS(Optimizer):
         check_step(self.param_groups, had_matrices=self._had_matrices)
         self._check_capture()
         evaluated = {} if self._is_approx else self._exact.previous_gradients(self.state)
-        finite = all_finite(self.param_groups, evaluated)
-        if finite.get("raise") is False and not self._has_shards():
-            raise_nonfinite(self.param_groups, evaluated)
-        self._prepare_state()
         if not self._is_compared:
             self._compare_ranks()
-        plan = [(g, gather(g, self.state, evaluated=evaluated)) for g in self.param_groups]
+        gradients = local_gradients(p for group in self.param_groups for p in group["params"])
+        finite = all_finite(self.param_groups, gradients, evaluated)
+        if finite.get("raise") is False and not everywhere(list(map(layout_of, gradients))):
+            raise_nonfinite(self.param_groups, gradients, evaluated)
+        self._prepare_state()
+        plan = [
+            (group, gather(group, self.state, gradients=gradients, evaluated=evaluated))
+            for group in self.param_groups
+        ]
         every = [bucket for _, buckets in plan for bucket in buckets]
         shared, finite = agree(every, engines.shared_norms(every), finite)
         if finite.get("raise") is False:
-            raise_nonfinite(self.param_groups, evaluated)
+            raise_nonfinite(self.param_groups, gradients, evaluated)
         norms = iter(shared)
         ready: list[tuple[Bucket, Tensor | None]] = []
         for group, buckets in plan:
@@ -237,10 +241,6 @@ class MARS(Optimizer):
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if capturing and not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError("a step in a CUDA graph needs capturable=True in every group")
-
-    def _has_shards(self) -> bool:
-        graded = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        return bool(everywhere([layout_of(param) for param in graded]))
 
     def _compare_ranks(self) -> None:
         """Find out, before the first step, whether other ranks are about to take the same one."""

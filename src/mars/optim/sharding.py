@@ -6,7 +6,7 @@ of a matrix rule, and how the parts travel, is for `exchange`.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -97,6 +97,11 @@ def local(tensor: Tensor) -> Tensor:
 def local_gradient(param: Tensor) -> Tensor:
     """Return the part of a parameter's gradient that belongs to the part of it that is here."""
     return local(placed_gradient(param))
+
+
+def local_gradients(params: Iterable[Tensor]) -> dict[Tensor, Tensor]:
+    """Return `local_gradient` of each parameter that has one; ranks may exchange parts for it."""
+    return {param: local_gradient(param) for param in params if param.grad is not None}
 
 
 def placed_gradient(param: Tensor) -> Tensor:
@@ -268,7 +273,9 @@ def _coordinate(mesh: "DeviceMesh") -> tuple[int, ...]:
 
 def _on_mesh(param: Tensor, layout: Layout) -> Holding:
     mesh = layout.mesh
-    group = _group_of(mesh, name=f"a parameter of shape {tuple(param.shape)}")
+    name = f"a parameter of shape {tuple(param.shape)}"
+    group = _group_of(mesh, name=name)
+    _check_order(mesh, name=name)
     if not layout.sharded_dims():
         return _whole_everywhere(param, group)
     parts = _parts(tuple(param.shape), tuple(mesh.shape), layout.placements)
@@ -285,6 +292,16 @@ def _on_mesh(param: Tensor, layout: Layout) -> Holding:
         replicas=tuple(replica for _, replica in ordered),
         axes=tuple(_axis(mesh, dim) for dim in kept),
     )
+
+
+def _check_order(mesh: "DeviceMesh", *, name: str) -> None:
+    """Refuse a mesh on which torch numbers ranks one way and divides tensors another way."""
+    ranks = mesh.mesh
+    if any((ranks.diff(dim=dim) < 0).any() for dim in range(ranks.ndim)):
+        raise ValueError(
+            f"{name} lies on a mesh whose ranks do not ascend: {ranks.tolist()}; give DeviceMesh "
+            "its ranks in ascending order along every dimension"
+        )
 
 
 def _whole_everywhere(param: Tensor, group: dist.ProcessGroup) -> Holding:

@@ -70,13 +70,16 @@ def step_device(param: Tensor, group: Group) -> torch.device:
 def create_state(param: Tensor, group: Group, *, keep_point: bool) -> State:
     """Return a parameter's state at step 0, in the parameter's memory format.
 
-    ``keep_point`` says whether exact mode will visit the previous point.
+    ``keep_point`` says whether exact mode will visit the previous point. Until a step has counted
+    that is the present one.
     """
     zeros = {
         key: torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
         for key, dtype in state_dtypes(param, group).items()
         if keep_point or key != "last_param"
     }
+    if "last_param" in zeros:
+        local(zeros["last_param"]).copy_(local(param.detach()))
     step = torch.zeros((), dtype=torch.float32, device=step_device(param, group))
     return {"step": step, **zeros}
 

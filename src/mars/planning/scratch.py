@@ -8,7 +8,7 @@ _FLOAT32 = 4
 # Elements of a chunk of the eager engine on a GPU, and of a batch of matrices (docs/engines.md).
 _CHUNK = 2**24
 _MATRIX_CHUNK = 2**21
-# Elements of directions that DDP's ranks have under way (docs/distributed.md).
+# Elements of directions that replicas have under way (docs/distributed.md).
 _BROADCAST = 2**24
 
 
@@ -73,5 +73,7 @@ def _wave_bytes(entry: Entry, batch: int, layout: Layout) -> int:
     if layout.gpus == 1:
         return 0
     whole = batch * entry.elements
-    told = min(layout.replicas * whole, max(_BROADCAST, whole)) if layout.replicas > 1 else 0
+    # One batch more: the parameters move along it while others are under way.
+    told = min(layout.replicas * whole, max(_BROADCAST, whole) + whole)
+    told = told if layout.replicas > 1 else 0
     return _FLOAT32 * (told + (8 if layout.is_sharded else 2) * whole)
