@@ -1,8 +1,7 @@
 # Everything happens in .venv; `make setup` builds it, and the other verbs do so when it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
-# What training and its report need, and everything that development needs. Packages are compiled
-# when they are imported: most of what they bring never is.
+# What training and its report need, and everything that development needs.
 READY := .venv/ready
 STAMP := .venv/installed
 # One more than there are cores: many tests wait for processes that they start.
@@ -14,11 +13,11 @@ setup: $(STAMP)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[train,report]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train,report]"
 	touch $@
 
 $(STAMP): $(READY)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
 train: $(READY)
