@@ -4,8 +4,6 @@ BIN := .venv/bin
 # What training and its report need, and everything that development needs.
 READY := .venv/ready
 STAMP := .venv/installed
-# One more than there are cores: many tests wait for processes that they start.
-WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 
 .PHONY: setup train test lint format bench browser clean
 
@@ -24,7 +22,7 @@ train: $(READY)
 	$(BIN)/mars compare quickstart-comparison
 
 test: $(STAMP) browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 # The tests of the report's page need a browser; without one they are skipped, under CI they fail.
 BROWSERS := chromium chromium-browser google-chrome

@@ -415,8 +415,8 @@ def test_a_restored_run_does_not_hold_the_checkpoint(corpus, tmp_path, monkeypat
     held, alive = [], []
     load, step = checkpoint.load_newest, Stepper.__call__
 
-    def loading(*args):
-        loaded = load(*args)
+    def loading(*args, **options):
+        loaded = load(*args, **options)
         held.extend(weakref.ref(value) for value in loaded.model.values())
         return loaded
 
