@@ -110,6 +110,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits():
 
 @pytest.mark.parametrize("width", [8, 16])
 def test_channels_last_computes_the_same(width):
+    # Seeded: with some images a ReLU stands so near zero that rounding decides what passes.
     generator = torch.Generator().manual_seed(1)
     images, targets = torch.randn(8, 3, 16, 16, generator=generator), torch.arange(8)
     plain = made(width=width)
@@ -119,8 +120,7 @@ def test_channels_last_computes_the_same(width):
     last(images.to(memory_format=torch.channels_last), targets).backward()
     for (name, left), right in zip(plain.named_parameters(), last.parameters(), strict=True):
         # Sums in another order: float32 rounding through twenty layers.
-        off = torch.linalg.vector_norm(left.grad - right.grad)
-        assert off <= 1e-3 * torch.linalg.vector_norm(left.grad) + 1e-6, name
+        torch.testing.assert_close(left.grad, right.grad, rtol=2e-3, atol=2e-5, msg=name)
 
 
 def test_narrow_networks_keep_to_the_plain_format():

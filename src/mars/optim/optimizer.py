@@ -226,7 +226,7 @@ class MARS(Optimizer):
         norms = iter(shared)
         ready: list[tuple[Bucket, Tensor | None]] = []
         for group, buckets in plan:
-            keep = finite.get("skip", True) if group["nonfinite"] == "skip" else True
+            keep = finite["skip"] if group["nonfinite"] == "skip" else True
             self._count(group, keep)
             own = [(replace(bucket, keep=keep), next(norms)) for bucket in buckets]
             if keep is not False:

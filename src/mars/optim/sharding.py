@@ -149,6 +149,13 @@ def check_layout(param: Tensor, options: Mapping[str, Any], *, name: str) -> Non
             f"{name} lies on a mesh without this rank; give each rank's "
             "optimizer the parameters that it holds"
         )
+    ranks = layout.mesh.mesh
+    if any((ranks.diff(dim=dim) < 0).any() for dim in range(ranks.ndim)):
+        # torch gives out parts in the order of a group's ranks, not of the mesh.
+        raise ValueError(
+            f"{name} lies on a mesh whose ranks do not ascend: {ranks.tolist()}; give DeviceMesh "
+            "its ranks in ascending order along every dimension"
+        )
     if options["differentiable"]:
         raise ValueError(
             f"differentiable=True cannot follow {name}, which is sharded: the step "
@@ -273,9 +280,7 @@ def _coordinate(mesh: "DeviceMesh") -> tuple[int, ...]:
 
 def _on_mesh(param: Tensor, layout: Layout) -> Holding:
     mesh = layout.mesh
-    name = f"a parameter of shape {tuple(param.shape)}"
-    group = _group_of(mesh, name=name)
-    _check_order(mesh, name=name)
+    group = _group_of(mesh, name=f"a parameter of shape {tuple(param.shape)}")
     if not layout.sharded_dims():
         return _whole_everywhere(param, group)
     parts = _parts(tuple(param.shape), tuple(mesh.shape), layout.placements)
@@ -292,16 +297,6 @@ def _on_mesh(param: Tensor, layout: Layout) -> Holding:
         replicas=tuple(replica for _, replica in ordered),
         axes=tuple(_axis(mesh, dim) for dim in kept),
     )
-
-
-def _check_order(mesh: "DeviceMesh", *, name: str) -> None:
-    """Refuse a mesh on which torch numbers ranks one way and divides tensors another way."""
-    ranks = mesh.mesh
-    if any((ranks.diff(dim=dim) < 0).any() for dim in range(ranks.ndim)):
-        raise ValueError(
-            f"{name} lies on a mesh whose ranks do not ascend: {ranks.tolist()}; give DeviceMesh "
-            "its ranks in ascending order along every dimension"
-        )
 
 
 def _whole_everywhere(param: Tensor, group: dist.ProcessGroup) -> Holding:
