@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_reference import OPTION_GRID, Twin, as_options
 from torch import nn
-from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import problems
@@ -19,6 +19,7 @@ from mars.optim.engines import compiled
 from mars.optim.routing import Route, engine_of
 from problems import LEAN, TYPES, assert_close, parameters, train, trained
 
+SMALLEST, TYPICAL = compiled._SMALLEST, compiled._TYPICAL
 SHAPES = ((8, 9), (9, 8), (5, 3, 4), (37,), (3,))
 
 
@@ -31,14 +32,13 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _kernels_for_small_tensors(monkeypatch):
-    # The tests' tensors are small; leave only those to the eager engine that are tiny.
+    # The tests' tensors are small; leave only those to the eager engine that are tiny. What is
+    # compiled for them must not stay on disk: see _TYPICAL.
     monkeypatch.setattr(compiled, "_SMALLEST", 16)
+    monkeypatch.setattr(compiled, "_TYPICAL", 16)
+    monkeypatch.setattr(inductor_config, "fx_graph_cache", False)
     yield
     assert not compiled._compiler.is_broken, "the eager engine stood in for the compiled one"
-
-
-def compiled_graphs() -> int:
-    return counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_thousand_steps_of_schedules_compile_once(mars_type):
     params = parameters((12, 9), (20, 7), (64,))
     optimizer = MARS(params, mars_type=mars_type, gamma=lambda t: 0.05 / t, fused=True, lr=0.01)
     train(optimizer, params, 2)
-    before = compiled_graphs()
+    before = compiled._compiler.compilations
     assert before > 0
     for step in range(998):
         group = optimizer.param_groups[0]
@@ -133,7 +133,61 @@ def test_a_thousand_steps_of_schedules_compile_once(mars_type):
             optimizer.add_param_group({"params": late, "lr": 0.3, "max_norm": 2.0})
             params = params + late
         train(optimizer, params, 1, seed=step)
-    assert compiled_graphs() == before
+    assert compiled._compiler.compilations == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("first", [SMALLEST, 3_000_001])
+def test_one_compilation_serves_every_size_of_use(first, dtype, monkeypatch):
+    monkeypatch.setattr(compiled, "_TYPICAL", TYPICAL)
+    compiler = compiled._Compiler()
+    variant = compiled.Variant(folded=False, squares_gradient=False)
+    generator = torch.Generator().manual_seed(first)
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    numbers = torch.rand(len(compiled.Numbers._fields), generator=generator).to(wide)
+    tails = [SMALLEST + tail for tail in (0, 1, 3, 4, 5, 7, 8, 63, 64, 65, 67, 68, 69)]
+    for size in (first, *tails, 1_000_003, TYPICAL):
+        grad, last_grad = torch.randn(2, size, generator=generator).to(dtype)
+        (scale,) = compiler.call(compiled._scale, variant, grad, last_grad, numbers)
+        (expected,) = compiled._scale(grad, last_grad, numbers, variant)
+        torch.testing.assert_close(scale, expected, rtol=1e-5, atol=0)
+
+        ours = [torch.rand(size, generator=generator).to(wide) for _ in range(4)]
+        theirs = [tensor.clone() for tensor in ours]
+        last = [None, numbers, scale[None], None]
+        compiler.call(compiled._step, variant, ours[0], grad, *ours[1:], *last)
+        compiled._step(theirs[0], grad, *theirs[1:], *last, variant)
+        assert_close(ours, theirs, 1e-5)
+    assert compiler.compilations == 2
+
+
+def test_a_kernel_is_compiled_again_where_its_assumptions_do_not_hold():
+    compiler = compiled._Compiler()
+    variant = compiled.Variant(folded=False, squares_gradient=False)
+    numbers = torch.rand(len(compiled.Numbers._fields))
+    for size in (40, 50, 1024, 40, 2000):  # the first two have no whole row
+        grad, last_grad = torch.randn(2, size)
+        scale = compiler.call(compiled._scale, variant, grad, last_grad, numbers)
+        torch.testing.assert_close(scale, compiled._scale(grad, last_grad, numbers, variant))
+    assert compiler.compilations == 2
+
+
+def test_a_kernel_is_compiled_again_for_another_number_of_threads(monkeypatch):
+    monkeypatch.setattr(compiled, "_TYPICAL", TYPICAL)
+    compiler = compiled._Compiler()
+    variant = compiled.Variant(folded=False, squares_gradient=False)
+    numbers = torch.rand(len(compiled.Numbers._fields))
+    grad, last_grad = torch.randn(2, 2**17)
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 3, 2, 3):
+            # The code has a place for the sum of each thread it was compiled for, and no more.
+            torch.set_num_threads(number)
+            scale = compiler.call(compiled._scale, variant, grad, last_grad, numbers)
+            torch.testing.assert_close(scale, compiled._scale(grad, last_grad, numbers, variant))
+    finally:
+        torch.set_num_threads(threads)
+    assert compiler.compilations == 3
 
 
 def test_a_step_of_the_compiled_engine_holds_about_one_largest_tensor():
@@ -157,8 +211,8 @@ sys.path.insert(0, {tests!r})
 from problems import assert_equal, trained
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    fused, _ = trained(shapes=((64, 64), (64,)), fused=True)
-plain, _ = trained(shapes=((64, 64), (64,)))
+    fused, _ = trained(shapes=((256, 256), (64,)), fused=True)
+plain, _ = trained(shapes=((256, 256), (64,)))
 assert_equal(fused, plain)
 ours = [str(w.message) for w in caught if "fused=True" in str(w.message)]
 print(len(ours), ours[0])

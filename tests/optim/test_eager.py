@@ -26,11 +26,11 @@ def test_the_size_of_chunks_does_not_matter(mars_type, clip, elements, monkeypat
     assert_close(actual, expected, 1e-13)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("form", [{}, {"clip": "global"}, {"clip": None}, {"amsgrad": True}])
-def test_block_by_block_is_the_same_arithmetic_bit_for_bit(form, dtype, monkeypatch):
+@pytest.mark.parametrize("clip", ["tensor", "global", None])
+@pytest.mark.parametrize("form", [{}, {"amsgrad": True}], ids=str)
+def test_block_by_block_is_the_same_arithmetic(clip, form, monkeypatch):
     monkeypatch.setitem(eager._CHUNK_ELEMENTS, "cpu", 16)
-    options = {"shapes": ((9, 7), (5, 4), (4, 3)), "dtype": dtype, **form}
+    options = {"shapes": ((9, 7), (5, 4), (4, 3)), "clip": clip, "max_norm": 0.5, **form}
     blocks = []
     update = eager._update_blocks_
     with monkeypatch.context() as patch:
@@ -43,7 +43,29 @@ def test_block_by_block_is_the_same_arithmetic_bit_for_bit(form, dtype, monkeypa
     monkeypatch.setattr(eager, "_goes_by_blocks", lambda *_: False)
     together, _ = trained(**options)
     assert len(blocks) > 2
-    assert_equal(by_blocks, together)
+    if clip is None:
+        assert_equal(by_blocks, together)
+    else:
+        # The sum of squares, and the division by what it comes to, round elsewhere.
+        assert_close(by_blocks, together, 1e-6)
+
+
+def test_block_by_block_serves_exact_mode(monkeypatch):
+    def ends_at() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        param = nn.Parameter(torch.randn(9, 7, generator=generator))
+        optimizer = MARS([param], is_approx=False, gamma=0.3, max_norm=2.0)
+        for _ in range(4):
+            grads = torch.randn(2, 9, 7, generator=generator)
+            with optimizer.previous_point():
+                param.grad = grads[0].clone()
+            param.grad = grads[1].clone()
+            optimizer.step()
+        return [param.detach()]
+
+    together = ends_at()
+    monkeypatch.setitem(eager._CHUNK_ELEMENTS, "cpu", 16)
+    assert_close(ends_at(), together, 1e-6)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels_last", "strided"])

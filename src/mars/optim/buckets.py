@@ -4,7 +4,7 @@ A bucket holds parallel lists, as torch.optim's functional core does. Complex te
 real views, except under the matrix rules, which orthogonalise complex matrices as such.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -56,6 +56,10 @@ class Tensors:
         lists = self.lists()
         for i in range(len(self.params)):
             yield Tensors(*[tensors[i : i + 1] for tensors in lists])
+
+    def take(self, indices: Sequence[int]) -> "Tensors":
+        """Return the tensors of some parameters."""
+        return Tensors(*[[each[i] for i in indices] if each else [] for each in self.lists()])
 
     def extend(self, other: "Tensors") -> None:
         """Append the tensors of another record, list by list."""
@@ -122,8 +126,7 @@ class Bucket:
         full = [i for i, param in enumerate(self.tensors.params) if param.numel()]
         if len(full) == len(self.tensors.params):
             return self, norms
-        rows = list(self.tensors.rows())
-        kept = replace(self, tensors=Tensors.of(rows[i] for i in full))
+        kept = replace(self, tensors=self.tensors.take(full))
         return kept, norms if norms is None else norms[full]
 
 
@@ -143,11 +146,14 @@ def gather(
     params = [p for p in group["params"] if p.grad is not None]
     counts = _next_counts(group, [state[p]["step"] for p in params])
     buckets: dict[tuple[object, ...], Bucket] = {}
+    fitting: set[tuple[object, ...]] = set()
     for param, count in zip(params, counts, strict=True):
-        check_state_fits(state[param], param, group, name=f"a parameter of shape {param.shape}")
+        way = route(param, group)
+        if (kind := (way, *state[param])) not in fitting:
+            check_state_fits(state[param], param, group, name=f"a parameter of shape {param.shape}")
+            fitting.add(kind)
         if param.numel() == 0:
             continue
-        way = route(param, group)
         matrix = way.rule in MATRIX_RULES
         step = state[param]["step"]
         layout = layout_of(param)

@@ -282,10 +282,12 @@ class MARS(Optimizer):
             skipped = ~keep if isinstance(keep, Tensor) else torch.tensor(not keep)
             # In place, so that a captured graph counts too.
             group["skipped_steps"] = group["skipped_steps"].to(skipped.device).add_(skipped)
-        for param in group["params"]:
-            if param.grad is not None:
-                step = self.state[param]["step"]
-                step += keep.to(step.device) if isinstance(keep, Tensor) else keep
+        steps = [self.state[p]["step"] for p in group["params"] if p.grad is not None]
+        if isinstance(keep, Tensor):
+            for step in steps:
+                step += keep.to(step.device)
+        elif keep and steps:
+            torch._foreach_add_(steps, 1)
 
     @property
     def skipped_steps(self) -> int:

@@ -27,3 +27,9 @@ def hand_over_(exp_avgs: list[Tensor], grads: list[Tensor], *, next_gamma: float
     """Turn m_t into w_t = m_t - gamma_{t+1} * g_t, all that the next lean step needs."""
     if next_gamma:
         torch._foreach_sub_(exp_avgs, grads, alpha=next_gamma)
+
+
+def take_back_(exp_avgs: list[Tensor], grads: list[Tensor], *, gamma: float) -> None:
+    """Turn w_{t-1} into w_{t-1} + gamma_t * g_t, whose plain moving average with g_t is m_t."""
+    if gamma:
+        torch._foreach_add_(exp_avgs, grads, alpha=gamma)

@@ -72,11 +72,6 @@ class Recipe:
     step: float | Tensor
 
     @property
-    def is_plain(self) -> bool:
-        """Whether this is the rule without variance reduction: nothing to fold in or take out."""
-        return self.previous == "folded" and self.gamma == 0 == self.next_gamma
-
-    @property
     def correction_weight(self) -> float:
         """k = gamma * beta1 / (1 - beta1), the weight of the gradient difference."""
         return self.gamma * self.beta1 / (1 - self.beta1)

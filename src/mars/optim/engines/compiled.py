@@ -8,30 +8,41 @@ beta, gamma and step. The arithmetic is that of `correction` and `rules`, writte
 
 import contextlib
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from mars.optim.buckets import Bucket, Tensors
+from mars.optim.buckets import Bucket
 from mars.optim.engines import eager
 from mars.optim.routing import MATRIX_RULES, Recipe
 from mars.optim.rules import RULES
 from mars.optim.rules.adamw import bias_correction
 
-# A function whose code object torch.compile gets a copy of; no type describes that.
+# One parameter's flat tensors in the order of the kernels' arguments; None for what it has not.
+Streams = list[Tensor | None]
+
+# A function of tensors and a variant, or what a compiler made of it.
 Kernel = Any
 
 # Below this a call costs more than the work; the eager engine batches such tensors.
-_SMALLEST = 2**10
+_SMALLEST = 2**15
 
-# The sum of squares adds this many parts of a tensor side by side before it accumulates: one
-# accumulator would leave the memory waiting for the adder.
+# Kernels are compiled for tensors of this size at least. For few elements, and many cores, the
+# compiler would leave the threads out and not say so when larger tensors come; and its cache on
+# disk does not tell code for no row or one (see below) from code for any number of rows.
+_TYPICAL = 2**20
+
+# The sum of squares goes through a tensor in rows, and adds the parts of a row before it
+# accumulates: one accumulator would leave the memory waiting for the adder, and long rows leave the
+# prefetcher behind. Rows in order give every core the part of the tensor that pass two gives it:
+# what lies in one core's cache is slow to read for another.
 _PARTS = 4
+_PART = 16
 
 
 class Numbers(NamedTuple):
@@ -67,58 +78,58 @@ def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
     What the kernels are not made for (small tensors, tensors without one dense layout, complex
     matrices) goes to the eager engine; so does everything where no compiler works.
     """
-    rows = list(bucket.tensors.rows())
-    flat = [_flat(row, bucket) for row in rows]
-    ours = [i for i, row in enumerate(flat) if row is not None]
+    count = len(bucket.tensors.params)
+    streams = {i: own for i in range(count) if (own := _streams(bucket, i)) is not None}
     done: set[int] = set()
     with contextlib.suppress(NoCompilerError):
-        if ours:
-            _run_rows_(bucket, rows, flat, ours, scales, done=done)
-    rest = [i for i in range(len(rows)) if i not in done]
+        if streams:
+            _run_rows_(bucket, streams, scales, done=done)
+    rest = [i for i in range(count) if i not in done]
     if rest:
-        tensors = Tensors.of(rows[i] for i in rest)
-        eager.run_(replace(bucket, tensors=tensors), None if scales is None else scales[rest])
+        others = replace(bucket, tensors=bucket.tensors.take(rest))
+        eager.run_(others, None if scales is None else scales[rest])
 
 
-def _flat(row: Tensors, bucket: Bucket) -> Tensors | None:
+def _streams(bucket: Bucket, index: int) -> Streams | None:
     """Return a parameter's flat tensors if the kernels are made for them."""
-    param = row.params[0]
+    tensors = bucket.tensors
+    param = tensors.params[index]
     if _compiler.is_broken or param.numel() < _SMALLEST or param.is_complex():
         return None
     # Directions of matrices come out in row-major order, and what a flag may undo is kept whole.
     plain = param.is_contiguous() and bucket.keep_flag is None
     if bucket.recipe.rule in MATRIX_RULES and not plain:
         return None
-    return row.flat()
+    flat = tensors.take([index]).flat()
+    if flat is None:
+        return None
+    lists = (
+        *(flat.params, flat.grads, flat.last_grads),
+        *(flat.exp_avgs, flat.exp_avg_sqs, flat.max_exp_avg_sqs),
+    )
+    return [each[0] if each else None for each in lists]
 
 
 def _run_rows_(
-    bucket: Bucket,
-    rows: list[Tensors],
-    flat: list[Tensors | None],
-    ours: list[int],
-    scales: Tensor | None,
-    *,
-    done: set[int],
+    bucket: Bucket, streams: dict[int, Streams], scales: Tensor | None, *, done: set[int]
 ) -> None:
-    """Take one step on the rows that are ours, noting the indices of those that were done."""
-    numbers = _numbers(bucket.recipe, like=rows[ours[0]].exp_avgs[0])
+    """Take one step on the parameters that are ours, noting the indices of those that were done."""
+    numbers = _numbers(bucket.recipe, like=bucket.tensors.exp_avgs[0])
     variant = _variant(bucket.recipe)
-    streams = {i: _streams(row) for i, row in enumerate(flat) if row is not None}
-    given = {i: None if scales is None else scales[i] for i in ours}
+    # Of one element, not of none: the compiler would take a scalar for a constant.
+    given = {i: None if scales is None else scales[i : i + 1] for i in streams}
     if bucket.recipe.rule in MATRIX_RULES:
-        whole = {i: rows[i] for i in ours}
-        _matrices_(whole, streams, given, numbers, variant, bucket=bucket)
-        done.update(ours)
+        _matrices_(bucket, streams, given, numbers, variant)
+        done.update(streams)
         return
-    for i in ours:
-        scale = _scale_of(bucket.recipe, given[i], streams[i], numbers)
-        _compiler.call(_step, variant, *streams[i], numbers, scale, bucket.keep_flag)
+    for i, own in streams.items():
+        scale = _scale_of(bucket.recipe, given[i], own, numbers)
+        _compiler.call(_step, variant, *own, numbers, scale, bucket.keep_flag)
         done.add(i)
 
 
 def _scale_of(
-    recipe: Recipe, given: Tensor | None, streams: list[Tensor | None], numbers: Tensor
+    recipe: Recipe, given: Tensor | None, streams: Streams, numbers: Tensor
 ) -> Tensor | None:
     """Return a tensor's clip scale: by a pass of its own, or what a global clip has given it."""
     if recipe.clip != "tensor":
@@ -128,38 +139,27 @@ def _scale_of(
 
 
 def _matrices_(
-    rows: dict[int, Tensors],
-    streams: dict[int, list[Tensor | None]],
+    bucket: Bucket,
+    streams: dict[int, Streams],
     scales: dict[int, Tensor | None],
     numbers: Tensor,
     variant: Variant,
-    *,
-    bucket: Bucket,
 ) -> None:
     """Take one step by a matrix rule: kernels around batched matrix products."""
     rule = RULES[bucket.recipe.rule]
-    indices = list(rows)
-    at_once = eager.matrices_at_once(rows[indices[0]].params[0].numel())
+    indices = list(streams)
+    at_once = eager.matrices_at_once(bucket.tensors.params[0].numel())
     for start in range(0, len(indices), at_once):
         batch = indices[start : start + at_once]
         for i in batch:
             _, grad, last_grad, exp_avg, _, _ = streams[i]
             scale = _scale_of(bucket.recipe, scales[i], streams[i], numbers)
             _compiler.call(_momentum, variant, grad, last_grad, exp_avg, numbers, scale)
-        directions = rule(Tensors.of(rows[i] for i in batch), [], bucket.recipe)
+        directions = rule(bucket.tensors.take(batch), [], bucket.recipe)
         for i, direction in zip(batch, directions, strict=True):
             param, grad, _, exp_avg, _, _ = streams[i]
             flat_direction = direction.reshape(-1)
             _compiler.call(_move, variant, param, grad, exp_avg, flat_direction, numbers)
-
-
-def _streams(flat: Tensors) -> list[Tensor | None]:
-    """Return a parameter's flat tensors in the order of the kernels' arguments."""
-    lists = (
-        *(flat.params, flat.grads, flat.last_grads),
-        *(flat.exp_avgs, flat.exp_avg_sqs, flat.max_exp_avg_sqs),
-    )
-    return [tensors[0] if tensors else None for tensors in lists]
 
 
 def _variant(recipe: Recipe) -> Variant:
@@ -254,20 +254,28 @@ def _moment(
 
 
 def _scale(grad: Tensor, last_grad: Tensor, vector: Tensor, variant: Variant) -> Tensor:
-    """Return max_norm / max(|c|, max_norm), adding several parts of the tensor side by side.
+    """Return max_norm / max(|c|, max_norm), in rows of several parts added side by side.
 
     A pass of its own: in one graph with the step, Inductor would store c between the two.
     """
     del variant
     n = Numbers(*vector.unbind())
     # The tail has at least _PARTS elements: a size of 0 or 1 would be compiled apart.
-    part = (grad.shape[0] - _PARTS) // _PARTS
-    slices = [slice(i * part, (i + 1) * part) for i in range(_PARTS)]
-    slices.append(slice(_PARTS * part, None))
-    g, previous = grad.to(vector.dtype), last_grad.to(vector.dtype)
-    *squares, tail = [(n.gain * g[s] - n.sign * n.pull * previous[s]).square() for s in slices]
-    norm = (sum(squares[1:], squares[0]).sum() + tail.sum()).sqrt()
-    return n.max_norm / torch.maximum(norm, vector[-1])
+    rows = (grad.shape[0] - _PARTS) // (_PARTS * _PART)
+    end = rows * _PARTS * _PART
+
+    def squares(g: Tensor, previous: Tensor) -> Tensor:
+        wide, previous = g.to(vector.dtype), previous.to(vector.dtype)
+        return (n.gain * wide - n.sign * n.pull * previous).square()
+
+    pairs = zip(
+        grad[:end].view(rows, _PARTS, _PART).unbind(1),
+        last_grad[:end].view(rows, _PARTS, _PART).unbind(1),
+        strict=True,
+    )
+    first, *others = [squares(*pair) for pair in pairs]
+    total = sum(others, first).sum() + squares(grad[end:], last_grad[end:]).sum()
+    return (n.max_norm / torch.maximum(total.sqrt(), vector[-1])).reshape(1)
 
 
 def _momentum(
@@ -305,36 +313,104 @@ class NoCompilerError(Exception):
     """A kernel could not be compiled; nothing it was to write has been written."""
 
 
+class _Compiled:
+    """A kernel's machine code, and which tensors it is good for."""
+
+    def __init__(
+        self, function: Kernel, variant: Variant, arguments: Sequence[Tensor | None], *, size: int
+    ) -> None:
+        """Compile a kernel for tensors such as ``arguments``, but of so many elements."""
+        # Imported here: it takes as long as torch itself, and the disk may have the code already.
+        from torch._inductor.compile_fx import compile_fx
+
+        self._places = [i for i, argument in enumerate(arguments) if argument is not None]
+
+        def on_tensors(*tensors: Tensor) -> Tensor | None:
+            whole: list[Tensor | None] = [None] * len(arguments)
+            for place, tensor in zip(self._places, tensors, strict=True):
+                whole[place] = tensor
+            result: Tensor | None = function(*whole, variant)
+            return result
+
+        given = self._tensors(arguments)
+        samples = [t.new_empty(size) if t.shape == given[0].shape else t for t in given]
+        graph = make_fx(on_tensors, tracing_mode="symbolic")(*samples)
+        self._symbols = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+        self._shapes: Any = graph.shape_env
+        self.run: Kernel = compile_fx(graph, self._symbols)
+
+    def is_good_for(self, arguments: Sequence[Tensor | None]) -> bool:
+        """Whether what the compiler assumed of sizes holds for these tensors."""
+        tensors = self._tensors(arguments)
+        return bool(self._shapes.evaluate_guards_for_args(self._symbols, tensors))
+
+    def _tensors(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
+        return [tensor for i in self._places if (tensor := arguments[i]) is not None]
+
+
 class _Compiler:
-    """Compiles each kernel once a variant and dtypes, and remembers if that does not work here."""
+    """Compiles each kernel once a variant and dtypes, and remembers if that does not work here.
+
+    torch.compile would do the same, but check before every call that what it assumed of dtypes,
+    sizes and threads still holds, which takes longer than the step of a small tensor. Here all but
+    the sizes are part of the key, and a size is checked when it is first met.
+    """
 
     def __init__(self) -> None:
         self.is_broken = False
-        self._kernels: dict[object, Kernel] = {}
+        self.compilations = 0
+        self._compiled: dict[object, list[_Compiled]] = {}
+        self._chosen: dict[object, Kernel] = {}
 
     def call(self, function: Kernel, variant: Variant, *arguments: Tensor | None) -> Tensor | None:
-        """Call a kernel; raise `NoCompilerError`, after one warning, if it cannot be compiled."""
+        """Call a kernel; raise `NoCompilerError`, after one warning, if it cannot be compiled.
+
+        The first argument has the size of all that are not numbers.
+        """
+        tensors = [tensor for tensor in arguments if tensor is not None]
+        result: Tensor | None
+        if torch.compiler.is_compiling():  # the whole step, by somebody else
+            result = function(*arguments, variant)
+            return result
+        device, (size,) = tensors[0].device, tensors[0].shape
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in arguments)
-        key = (function, variant, dtypes)
-        if key not in self._kernels:
-            self._kernels[key] = self._compiled(function, variant)
-        try:
-            result: Tensor | None = self._kernels[key](*arguments)
-        except (BackendCompilerFailed, InductorError) as error:
-            self.is_broken = True
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(
-                f"fused=True found no working compiler and runs on the eager engine: {reason}",
-                stacklevel=2,
-            )
-            raise NoCompilerError from error
+        key = (function, variant, dtypes, device, torch.get_num_threads())
+        run = self._chosen.get((key, size))
+        if run is None:
+            run = self._chosen[key, size] = self._choose(key, arguments, size=size)
+        result = run(*tensors)
         return result
 
-    def _compiled(self, function: Kernel, variant: Variant) -> Kernel:
-        # dynamo allows a code object few compilations, so each kernel has a code object of its own.
-        code = function.__code__.replace(co_name=f"{function.__name__}_{len(self._kernels)}")
-        own = FunctionType(code, function.__globals__, code.co_name, (variant,))
-        return torch.compile(own, dynamic=True, fullgraph=True)
+    def _choose(
+        self,
+        key: tuple[Kernel, Variant, Any, Any, int],
+        arguments: Sequence[Tensor | None],
+        *,
+        size: int,
+    ) -> Kernel:
+        """Return what runs a kernel on tensors of a new size, compiling it if it must be."""
+        function, variant, *_ = key
+        known = self._compiled.setdefault(key, [])
+        for compiled in known:
+            if compiled.is_good_for(arguments):
+                return compiled.run
+        try:
+            compiled = _Compiled(function, variant, arguments, size=max(size, _TYPICAL))
+        except InductorError as error:
+            raise self._broken(str(error).strip().splitlines()[0]) from error
+        if not compiled.is_good_for(arguments):
+            raise self._broken(f"the code is not for {size} elements")
+        self.compilations += 1
+        known.append(compiled)
+        return compiled.run
+
+    def _broken(self, reason: str) -> NoCompilerError:
+        self.is_broken = True
+        warnings.warn(
+            f"fused=True found no working compiler and runs on the eager engine: {reason}",
+            stacklevel=2,
+        )
+        return NoCompilerError(reason)
 
 
 _compiler = _Compiler()

@@ -19,7 +19,7 @@ from mars.optim.correction import (
     corrected_gradients,
     norms,
 )
-from mars.optim.previous import copy_, hand_over_, remember_
+from mars.optim.previous import copy_, hand_over_, remember_, take_back_
 from mars.optim.routing import MATRIX_RULES, Recipe
 from mars.optim.rules import RULES
 from mars.optim.rules.adamw import step_tensor, torch_step_, torch_step_applies
@@ -81,7 +81,7 @@ def _run_large_(bucket: Bucket, scales: Tensor | None) -> tuple[Bucket, Tensor |
         if large[i]:
             _update_blocks_(row, None if scales is None else scales[i], bucket=bucket, cut=cut)
     rest = [i for i, is_large in enumerate(large) if not is_large]
-    others = replace(bucket, tensors=Tensors.of(rows[i] for i in rest))
+    others = replace(bucket, tensors=bucket.tensors.take(rest))
     return others, None if scales is None else scales[rest]
 
 
@@ -100,10 +100,10 @@ def _has_blocks(bucket: Bucket, cut: Cut) -> bool:
 
 
 def _goes_by_blocks(row: Tensors, recipe: Recipe, cut: Cut) -> bool:
-    """Whether `_update_blocks_` takes this tensor: a large one, all in one dtype."""
+    """Whether `_update_blocks_` takes this tensor: a large one, all in float32."""
     return (
         row.params[0].numel() > cut.elements
-        and row.last_grads[0].dtype == row.grads[0].dtype == row.exp_avgs[0].dtype
+        and {t.dtype for t in (*row.grads, *row.last_grads, *row.exp_avgs)} == {torch.float32}
         and torch_step_applies(row, recipe)
     )
 
@@ -111,27 +111,26 @@ def _goes_by_blocks(row: Tensors, recipe: Recipe, cut: Cut) -> bool:
 def _update_blocks_(row: Tensors, scale: Tensor | None, *, bucket: Bucket, cut: Cut) -> None:
     """Take one step on one large tensor, as `_clipped` and `_update_` do on many.
 
-    The views are made once for both passes, and every block's c~ is written to the same scratch
-    memory, which therefore stays in the core's own cache.
+    The views are made once for both passes. Pass one writes every block's c to the same scratch
+    memory, which stays in the core's own cache. Pass two needs none: c~ may stand where the
+    previous gradient stood until this gradient takes its place.
     """
     recipe = replace(bucket.recipe, step=step_tensor(bucket.recipe, like=row.params[0]))
     blocks = list(_slices(row, cut.elements))
     scratch = torch.empty_like(blocks[0].exp_avgs[0])
 
-    def corrected(block: Tensors) -> Tensor:
+    def corrected(block: Tensors, out: Tensor) -> Tensor:
         (grad,), (last_grad,) = block.grads, block.last_grads
-        out = scratch[: grad.numel()]
-        return torch.lerp(last_grad, grad, 1 + recipe.correction_weight, out=out)
+        return torch.lerp(last_grad, grad, 1 + recipe.correction_weight, out=out[: grad.numel()])
 
     if recipe.clip == "tensor":
-        slices = [torch.linalg.vector_norm(corrected(block)) for block in blocks]
-        norm = norms(slices, slices_per_tensor=[len(slices)])
-        scale = clip_scales(norm, max_norm=recipe.max_norm)
+        cs = (corrected(block, scratch) for block in blocks)
+        squares = torch.stack([torch.dot(c, c) for c in cs])  # in half the time of the norms
+        scale = clip_scales(squares.sum().sqrt(), max_norm=recipe.max_norm)
+    divisor = None if scale is None else scale.reciprocal()
     for block in blocks:
-        c = corrected(block)
-        if scale is not None:
-            c.mul_(scale)
-        torch_step_(block, [c], recipe)
+        c = corrected(block, block.last_grads[0] if recipe.previous == "stored" else scratch)
+        torch_step_(block, [c], recipe, divisor=divisor)
         _keep_gradients_(block, block.grads, recipe=recipe)
 
 
@@ -168,7 +167,11 @@ def _update_(tensors: Tensors, scales: list[Tensor], *, recipe: Recipe) -> None:
     """Take one step by an elementwise rule: momentum, direction, parameter, memory."""
     grads = _gradients(tensors, recipe=recipe)
     if recipe.rule == "adamw" and torch_step_applies(tensors, recipe):
-        corrected = grads if recipe.is_plain else _clipped(tensors, grads, scales, recipe=recipe)
+        if recipe.previous == "folded":
+            corrected = grads
+            take_back_(tensors.exp_avgs, grads, gamma=recipe.gamma)
+        else:
+            corrected = _clipped(tensors, grads, scales, recipe=recipe)
         torch_step_(tensors, corrected, recipe)
         _keep_gradients_(tensors, grads, recipe=recipe)
         return

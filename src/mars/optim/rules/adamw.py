@@ -32,11 +32,15 @@ def adamw_direction(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -
     return list(torch._foreach_div(tensors.exp_avgs, denominators))
 
 
-def torch_step_(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -> None:
+def torch_step_(
+    tensors: Tensors, gradients: list[Tensor], recipe: Recipe, *, divisor: Tensor | None = None
+) -> None:
     """Write m, v and x in one pass by torch's own fused AdamW, on the gradients given.
 
     With the corrected second moment MARS-AdamW is AdamW on the pseudo-gradient c~, so torch's
-    kernel can do all that follows the correction.
+    kernel can do all that follows the correction; and the lean form is AdamW on the gradient, once
+    `previous.take_back_` has prepared the momentum. The gradients are first divided, in place, by
+    ``divisor``, which is a float32.
     """
     step = step_tensor(recipe, like=tensors.params[0])
     torch._fused_adamw_(
@@ -53,6 +57,7 @@ def torch_step_(tensors: Tensors, gradients: list[Tensor], recipe: Recipe) -> No
         eps=recipe.eps,
         amsgrad=recipe.amsgrad,
         maximize=False,
+        grad_scale=divisor,
     )
 
 
@@ -71,7 +76,7 @@ def torch_step_applies(tensors: Tensors, recipe: Recipe) -> bool:
     memory, so all tensors must be contiguous: it does not look at strides.
     """
     param = tensors.params[0]
-    one_gradient = recipe.second_moment == "corrected" or recipe.is_plain
+    one_gradient = recipe.second_moment == "corrected" or recipe.previous == "folded"
     numbers = [n for n in (recipe.lr, recipe.step) if isinstance(n, Tensor)]
     return (
         one_gradient
