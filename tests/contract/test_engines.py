@@ -10,6 +10,7 @@ import torch
 from test_reference import OPTION_GRID, Twin, as_options
 from torch import nn
 from torch._inductor import config as inductor_config
+from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import problems
@@ -235,6 +236,29 @@ def test_without_a_compiler_the_eager_engine_takes_over_with_one_warning(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 fused=True found no working compiler")
+
+
+@pytest.mark.parametrize("mars_type", TYPES)
+@pytest.mark.parametrize("form", [{}, LEAN], ids=["buffered", "lean"])
+def test_a_compiler_that_fails_at_any_kernel_leaves_the_step_whole(mars_type, form, monkeypatch):
+    options = {"steps": 2, "shapes": SHAPES, "mars_type": mars_type, **form}
+    expected, _ = trained(**options)
+    compiles = compiled._Compiled.__init__
+    names = {"_scale", "_step", "_momentum", "_move"}
+    for broken in names:
+
+        def fails(self, function, *rest, name=broken, **options):
+            if function.__name__ == name:
+                raise InductorError(OSError("no space left"), None)
+            compiles(self, function, *rest, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled._Compiled, "__init__", fails)
+            patch.setattr(compiled, "_compiler", compiled._Compiler())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                actual, _ = trained(**options, fused=True)
+        assert_close(actual, expected, 1e-5)
 
 
 def test_the_default_engine_needs_no_compiler():

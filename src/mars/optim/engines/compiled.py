@@ -149,6 +149,9 @@ def _matrices_(
     rule = RULES[bucket.recipe.rule]
     indices = list(streams)
     at_once = eager.matrices_at_once(bucket.tensors.params[0].numel())
+    # No momentum may change before the last kernel is there: all have one size and these dtypes.
+    param, grad, _, exp_avg, _, _ = streams[indices[0]]
+    _compiler.kernel(_move, variant, param, grad, exp_avg, exp_avg, numbers)
     for start in range(0, len(indices), at_once):
         batch = indices[start : start + at_once]
         for i in batch:
@@ -367,19 +370,25 @@ class _Compiler:
 
         The first argument has the size of all that are not numbers.
         """
-        tensors = [tensor for tensor in arguments if tensor is not None]
         result: Tensor | None
         if torch.compiler.is_compiling():  # the whole step, by somebody else
             result = function(*arguments, variant)
-            return result
-        device, (size,) = tensors[0].device, tensors[0].shape
+        else:
+            run = self.kernel(function, variant, *arguments)
+            result = run(*[tensor for tensor in arguments if tensor is not None])
+        return result
+
+    def kernel(self, function: Kernel, variant: Variant, *arguments: Tensor | None) -> Kernel:
+        """Return what `call` would run on the arguments that there are."""
+        first = arguments[0]
+        assert first is not None
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in arguments)
-        key = (function, variant, dtypes, device, torch.get_num_threads())
+        key = (function, variant, dtypes, first.device, torch.get_num_threads())
+        size = first.shape[0]
         run = self._chosen.get((key, size))
         if run is None:
             run = self._chosen[key, size] = self._choose(key, arguments, size=size)
-        result = run(*tensors)
-        return result
+        return run
 
     def _choose(
         self,
