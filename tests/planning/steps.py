@@ -8,6 +8,8 @@ from torch import Tensor
 from mars.bench.measure import held_bytes
 from mars.config.schema import Model, Optimizer, Run, Training
 from mars.models.gpt2 import GPT2
+from mars.optim.engines import eager
+from mars.planning import scratch
 from mars.planning.estimate import Estimate, estimate, inventory_of
 from mars.planning.gpus import gpu_of
 from mars.planning.layout import Layout
@@ -16,6 +18,13 @@ from mars.training.hardware import optimizer_bytes
 from mars.training.optimizers import build_optimizer
 from mars.training.step import Stepper
 from mars.training.task import LanguageModeling
+
+
+def like_a_gpu(monkeypatch) -> None:
+    """Let the eager engine go through a CPU's tensors as it does on a GPU, but in small chunks."""
+    monkeypatch.setattr(eager, "_has_blocks", lambda *_: False)
+    monkeypatch.setattr(scratch, "_CHUNK", eager._CHUNK_ELEMENTS["cpu"])
+
 
 ALONE = Layout("none", replicas=1, shards=1)
 WIDE = Model(layers=3, heads=4, width=128, context_length=64, vocab_size=512)

@@ -18,6 +18,7 @@ from planning.steps import (
     WIDE,
     WORDY,
     Measured,
+    like_a_gpu,
     predicted,
     run_of,
 )
@@ -36,7 +37,7 @@ def test_the_state_is_predicted_to_the_byte(name, shape):
 @pytest.mark.parametrize("name", ["mars-adamw", "exact", "lean", "adamw", "mars-m"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_peak_of_a_step_is_predicted(shape, name, monkeypatch):
-    monkeypatch.setattr(scratch, "_CHUNK", 5 * 2**17)  # that of a CPU
+    like_a_gpu(monkeypatch)
     optimizer = OPTIMIZERS[name] if name == "adamw" else EAGER[name]
     run = run_of(SHAPES[shape], optimizer)
     assert predicted(run).memory.peak == pytest.approx(Measured(run).peak, rel=0.05)

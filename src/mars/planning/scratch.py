@@ -42,7 +42,10 @@ def _chunks(optimizer: Optimizer) -> int:
 
     The corrected gradients or directions, torch's kernel doing the rest; roots and denominators
     where the second moment is of another gradient than the first; a stored gradient made float32.
+    Lean MARS-AdamW is torch's kernel on the gradient itself.
     """
+    if optimizer.name == "mars-adamw" and optimizer.lean:
+        return 0
     has_roots = optimizer.name == "mars-adamw" and optimizer.second_moment == "gradient"
     return (3 if has_roots else 1) + (optimizer.last_grad_dtype == "bfloat16")
 
