@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-from mars.bench.memory import copy_elements
+from mars.bench.memory import copy_elements, give_back_memory
 from mars.bench.shapes import Size
 from mars.bench.subjects import Owned, Subject
 
@@ -101,7 +101,7 @@ def measure(
     seconds: dict[str, list[float]] = {COPY: [], **{subject.name: [] for subject in group}}
     shown: dict[str, _Warmed] = {}
     for index in range(rounds):
-        gc.collect()  # the state of the round before must be gone before there is more of it
+        give_back_memory()  # the state of the round before must be gone before there is more of it
         stage = f"{size.name}, round {index + 1} of {rounds}"
         turns: dict[str, Turn] = {COPY: (lambda: None, lambda: target.copy_(source))}
         for subject in group:

@@ -1,5 +1,7 @@
 """What fits into memory: an estimate before anything is built, and groups that stay within it."""
 
+import ctypes
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,15 @@ def available_bytes() -> int:
     except (OSError, ValueError):  # no such file, or "max"
         return free
     return min(free, limit - used)
+
+
+def give_back_memory() -> None:
+    """Free what nothing refers to, and have the C library return it to the system if it can."""
+    gc.collect()
+    # glibc's alone. It keeps freed blocks of megabytes, gigabytes of them, in case they are wanted.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def total_bytes() -> int | None:
