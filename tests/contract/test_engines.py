@@ -21,6 +21,7 @@ from mars.optim.routing import Route, engine_of
 from problems import LEAN, TYPES, assert_close, parameters, train, trained
 
 SMALLEST, TYPICAL = compiled._SMALLEST, compiled._TYPICAL
+PLAIN = compiled.Variant(folded=False, squares_gradient=False)
 SHAPES = ((8, 9), (9, 8), (5, 3, 4), (37,), (3,))
 
 
@@ -137,46 +138,47 @@ def test_a_thousand_steps_of_schedules_compile_once(mars_type):
     assert compiled._compiler.compilations == before
 
 
+def run_kernel(compiler, function, *arguments):
+    return compiler.kernel(function, PLAIN, *arguments)(*arguments)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("first", [SMALLEST, 3_000_001])
 def test_one_compilation_serves_every_size_of_use(first, dtype, monkeypatch):
     monkeypatch.setattr(compiled, "_TYPICAL", TYPICAL)
     compiler = compiled._Compiler()
-    variant = compiled.Variant(folded=False, squares_gradient=False)
     generator = torch.Generator().manual_seed(first)
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     numbers = torch.rand(len(compiled.Numbers._fields), generator=generator).to(wide)
     tails = [SMALLEST + tail for tail in (0, 1, 3, 4, 5, 7, 8, 63, 64, 65, 67, 68, 69)]
     for size in (first, *tails, 1_000_003, TYPICAL):
         grad, last_grad = torch.randn(2, size, generator=generator).to(dtype)
-        (scale,) = compiler.call(compiled._scale, variant, grad, last_grad, numbers)
-        (expected,) = compiled._scale(grad, last_grad, numbers, variant)
+        (scale,) = run_kernel(compiler, compiled._scale, grad, last_grad, numbers)
+        (expected,) = compiled._scale(grad, last_grad, numbers, PLAIN)
         torch.testing.assert_close(scale, expected, rtol=1e-5, atol=0)
 
         ours = [torch.rand(size, generator=generator).to(wide) for _ in range(4)]
         theirs = [tensor.clone() for tensor in ours]
         last = [None, numbers, scale[None], None]
-        compiler.call(compiled._step, variant, ours[0], grad, *ours[1:], *last)
-        compiled._step(theirs[0], grad, *theirs[1:], *last, variant)
+        run_kernel(compiler, compiled._step, ours[0], grad, *ours[1:], *last)
+        compiled._step(theirs[0], grad, *theirs[1:], *last, PLAIN)
         assert_close(ours, theirs, 1e-5)
     assert compiler.compilations == 2
 
 
 def test_a_kernel_is_compiled_again_where_its_assumptions_do_not_hold():
     compiler = compiled._Compiler()
-    variant = compiled.Variant(folded=False, squares_gradient=False)
     numbers = torch.rand(len(compiled.Numbers._fields))
     for size in (40, 50, 1024, 40, 2000):  # the first two have no whole row
         grad, last_grad = torch.randn(2, size)
-        scale = compiler.call(compiled._scale, variant, grad, last_grad, numbers)
-        torch.testing.assert_close(scale, compiled._scale(grad, last_grad, numbers, variant))
+        scale = run_kernel(compiler, compiled._scale, grad, last_grad, numbers)
+        torch.testing.assert_close(scale, compiled._scale(grad, last_grad, numbers, PLAIN))
     assert compiler.compilations == 2
 
 
 def test_a_kernel_is_compiled_again_for_another_number_of_threads(monkeypatch):
     monkeypatch.setattr(compiled, "_TYPICAL", TYPICAL)
     compiler = compiled._Compiler()
-    variant = compiled.Variant(folded=False, squares_gradient=False)
     numbers = torch.rand(len(compiled.Numbers._fields))
     grad, last_grad = torch.randn(2, 2**17)
     threads = torch.get_num_threads()
@@ -184,8 +186,8 @@ def test_a_kernel_is_compiled_again_for_another_number_of_threads(monkeypatch):
         for number in (1, 3, 2, 3):
             # The code has a place for the sum of each thread it was compiled for, and no more.
             torch.set_num_threads(number)
-            scale = compiler.call(compiled._scale, variant, grad, last_grad, numbers)
-            torch.testing.assert_close(scale, compiled._scale(grad, last_grad, numbers, variant))
+            scale = run_kernel(compiler, compiled._scale, grad, last_grad, numbers)
+            torch.testing.assert_close(scale, compiled._scale(grad, last_grad, numbers, PLAIN))
     finally:
         torch.set_num_threads(threads)
     assert compiler.compilations == 3

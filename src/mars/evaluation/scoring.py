@@ -117,6 +117,7 @@ def _score_(found: Tensor, model: GPT2, batch: Sequence[_Row], *, device: torch.
     positions: list[int] = []
     targets: list[int] = []
     owners: list[int] = []
+    lengths: list[int] = []
     for number, row in enumerate(batch):
         # Padding comes last: a causal model does not see it from any position that counts.
         tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
@@ -124,14 +125,22 @@ def _score_(found: Tensor, model: GPT2, batch: Sequence[_Row], *, device: torch.
         for pair, wanted in row.asked:
             positions += range(end - len(wanted), end)
             targets += wanted
-            owners += [pair] * len(wanted)
+            owners.append(pair)
+            lengths.append(len(wanted))
     features = model.features(tokens.to(device)).flatten(0, 1)
     log_probabilities, is_likeliest = token_scores(
         features[torch.tensor(positions, device=device)],
         torch.tensor(targets, device=device),
         model.wte.weight,
     )
-    scores = torch.stack([log_probabilities.cpu().double(), is_likeliest.cpu().double()])
+    # Each answer is summed in float32, as lm_eval's own model does: at -1000 its numbers lie 6e-5
+    # apart, and a better sum would be another number.
+    scores = torch.stack(
+        [
+            torch.stack([answer.sum() for answer in torch.split(each.cpu(), lengths)]).double()
+            for each in (log_probabilities, is_likeliest)
+        ]
+    )
     found.index_add_(1, torch.tensor(owners), scores)
 
 

@@ -6,9 +6,8 @@ in the cache. Numbers enter as a tensor, so that one compilation serves every si
 beta, gamma and step. The arithmetic is that of `correction` and `rules`, written out for fusion.
 """
 
-import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,8 +25,9 @@ from mars.optim.rules.adamw import bias_correction
 # One parameter's flat tensors in the order of the kernels' arguments; None for what it has not.
 Streams = list[Tensor | None]
 
-# A function of tensors and a variant, or what a compiler made of it.
-Kernel = Any
+# A kernel as it is written, with a variant as its last argument, and as it is called.
+Function = Callable[..., Tensor | None]
+Kernel = Callable[..., Tensor | None]
 
 # Below this a call costs more than the work; the eager engine batches such tensors.
 _SMALLEST = 2**15
@@ -80,11 +80,13 @@ def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
     """
     count = len(bucket.tensors.params)
     streams = {i: own for i in range(count) if (own := _streams(bucket, i)) is not None}
-    done: set[int] = set()
-    with contextlib.suppress(NoCompilerError):
-        if streams:
-            _run_rows_(bucket, streams, scales, done=done)
-    rest = [i for i in range(count) if i not in done]
+    if streams:
+        run_rows_ = _matrices_ if bucket.recipe.rule in MATRIX_RULES else _elementwise_
+        try:
+            run_rows_(bucket, streams, scales)
+        except NoCompilerError:
+            streams = {}
+    rest = [i for i in range(count) if i not in streams]
     if rest:
         others = replace(bucket, tensors=bucket.tensors.take(rest))
         eager.run_(others, None if scales is None else scales[rest])
@@ -110,59 +112,73 @@ def _streams(bucket: Bucket, index: int) -> Streams | None:
     return [each[0] if each else None for each in lists]
 
 
-def _run_rows_(
-    bucket: Bucket, streams: dict[int, Streams], scales: Tensor | None, *, done: set[int]
-) -> None:
-    """Take one step on the parameters that are ours, noting the indices of those that were done."""
+# Both of the following have all their kernels before the first of them runs: nothing is half done
+# where one cannot be compiled, and Python's own data are still in the cache.
+
+
+def _elementwise_(bucket: Bucket, streams: dict[int, Streams], scales: Tensor | None) -> None:
+    """Take one step by an elementwise rule."""
     numbers = _numbers(bucket.recipe, like=bucket.tensors.exp_avgs[0])
     variant = _variant(bucket.recipe)
-    # Of one element, not of none: the compiler would take a scalar for a constant.
-    given = {i: None if scales is None else scales[i : i + 1] for i in streams}
-    if bucket.recipe.rule in MATRIX_RULES:
-        _matrices_(bucket, streams, given, numbers, variant)
-        done.update(streams)
-        return
+    keep = bucket.keep_flag
+    planned = []
     for i, own in streams.items():
-        scale = _scale_of(bucket.recipe, given[i], own, numbers)
-        _compiler.call(_step, variant, *own, numbers, scale, bucket.keep_flag)
-        done.add(i)
+        clip = _Clip(bucket.recipe, own, numbers, None if scales is None else scales[i : i + 1])
+        step = _compiler.kernel(_step, variant, *own, numbers, clip.sample, keep)
+        planned.append((own, clip, step))
+    for own, clip, step in planned:
+        step(*own, numbers, clip.scale(), keep)
 
 
-def _scale_of(
-    recipe: Recipe, given: Tensor | None, streams: Streams, numbers: Tensor
-) -> Tensor | None:
-    """Return a tensor's clip scale: by a pass of its own, or what a global clip has given it."""
-    if recipe.clip != "tensor":
-        return given
-    _, grad, last_grad, *_ = streams
-    return _compiler.call(_scale, _variant(recipe), grad, last_grad, numbers)
-
-
-def _matrices_(
-    bucket: Bucket,
-    streams: dict[int, Streams],
-    scales: dict[int, Tensor | None],
-    numbers: Tensor,
-    variant: Variant,
-) -> None:
+def _matrices_(bucket: Bucket, streams: dict[int, Streams], scales: Tensor | None) -> None:
     """Take one step by a matrix rule: kernels around batched matrix products."""
+    numbers = _numbers(bucket.recipe, like=bucket.tensors.exp_avgs[0])
+    variant = _variant(bucket.recipe)
     rule = RULES[bucket.recipe.rule]
-    indices = list(streams)
+    planned = []
+    for i, own in streams.items():
+        param, grad, last_grad, exp_avg, _, _ = own
+        clip = _Clip(bucket.recipe, own, numbers, None if scales is None else scales[i : i + 1])
+        ahead = grad, last_grad, exp_avg, numbers
+        momentum = _compiler.kernel(_momentum, variant, *ahead, clip.sample)
+        move = _compiler.kernel(_move, variant, param, grad, exp_avg, exp_avg, numbers)
+        planned.append((i, ahead, clip, momentum, move))
     at_once = eager.matrices_at_once(bucket.tensors.params[0].numel())
-    # No momentum may change before the last kernel is there: all have one size and these dtypes.
-    param, grad, _, exp_avg, _, _ = streams[indices[0]]
-    _compiler.kernel(_move, variant, param, grad, exp_avg, exp_avg, numbers)
-    for start in range(0, len(indices), at_once):
-        batch = indices[start : start + at_once]
-        for i in batch:
-            _, grad, last_grad, exp_avg, _, _ = streams[i]
-            scale = _scale_of(bucket.recipe, scales[i], streams[i], numbers)
-            _compiler.call(_momentum, variant, grad, last_grad, exp_avg, numbers, scale)
-        directions = rule(bucket.tensors.take(batch), [], bucket.recipe)
-        for i, direction in zip(batch, directions, strict=True):
+    for start in range(0, len(planned), at_once):
+        batch = planned[start : start + at_once]
+        for _, ahead, clip, momentum, _ in batch:
+            momentum(*ahead, clip.scale())
+        directions = rule(bucket.tensors.take([i for i, *_ in batch]), [], bucket.recipe)
+        for (i, *_, move), direction in zip(batch, directions, strict=True):
             param, grad, _, exp_avg, _, _ = streams[i]
-            flat_direction = direction.reshape(-1)
-            _compiler.call(_move, variant, param, grad, exp_avg, flat_direction, numbers)
+            move(param, grad, exp_avg, direction.reshape(-1), numbers)
+
+
+class _Clip:
+    """A tensor's clip scale: by a pass of its own, or what a global clip has given it."""
+
+    def __init__(
+        self, recipe: Recipe, streams: Streams, numbers: Tensor, given: Tensor | None
+    ) -> None:
+        self._given = given
+        self._kernel: Kernel | None = None
+        if recipe.clip == "tensor":
+            _, grad, last_grad, *_ = streams
+            self._tensors = grad, last_grad, numbers
+            self._kernel = _compiler.kernel(_scale, _variant(recipe), *self._tensors)
+            self._given = numbers[:1]
+
+    @property
+    def sample(self) -> Tensor | None:
+        """A tensor such as the scale will be, if there is to be one.
+
+        Of one element, not of none: the compiler would take a scalar for a constant.
+        """
+        return self._given
+
+    def scale(self) -> Tensor | None:
+        """Return what to multiply the corrected gradient by."""
+        return self._given if self._kernel is None else self._kernel(*self._tensors)
 
 
 def _variant(recipe: Recipe) -> Variant:
@@ -313,14 +329,14 @@ def _move(
 
 
 class NoCompilerError(Exception):
-    """A kernel could not be compiled; nothing it was to write has been written."""
+    """A kernel could not be compiled; nothing has been written."""
 
 
 class _Compiled:
     """A kernel's machine code, and which tensors it is good for."""
 
     def __init__(
-        self, function: Kernel, variant: Variant, arguments: Sequence[Tensor | None], *, size: int
+        self, function: Function, variant: Variant, arguments: Sequence[Tensor | None], *, size: int
     ) -> None:
         """Compile a kernel for tensors such as ``arguments``, but of so many elements."""
         # Imported here: it takes as long as torch itself, and the disk may have the code already.
@@ -332,15 +348,18 @@ class _Compiled:
             whole: list[Tensor | None] = [None] * len(arguments)
             for place, tensor in zip(self._places, tensors, strict=True):
                 whole[place] = tensor
-            result: Tensor | None = function(*whole, variant)
-            return result
+            return function(*whole, variant)
 
         given = self._tensors(arguments)
         samples = [t.new_empty(size) if t.shape == given[0].shape else t for t in given]
         graph = make_fx(on_tensors, tracing_mode="symbolic")(*samples)
         self._symbols = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
         self._shapes: Any = graph.shape_env
-        self.run: Kernel = compile_fx(graph, self._symbols)
+        self._run: Any = compile_fx(graph, self._symbols)
+
+    def __call__(self, *arguments: Tensor | None) -> Tensor | None:
+        result: Tensor | None = self._run(*[t for t in arguments if t is not None])
+        return result
 
     def is_good_for(self, arguments: Sequence[Tensor | None]) -> bool:
         """Whether what the compiler assumed of sizes holds for these tensors."""
@@ -363,46 +382,38 @@ class _Compiler:
         self.is_broken = False
         self.compilations = 0
         self._compiled: dict[object, list[_Compiled]] = {}
-        self._chosen: dict[object, Kernel] = {}
+        self._chosen: dict[object, _Compiled] = {}
 
-    def call(self, function: Kernel, variant: Variant, *arguments: Tensor | None) -> Tensor | None:
-        """Call a kernel; raise `NoCompilerError`, after one warning, if it cannot be compiled.
+    def kernel(self, function: Function, variant: Variant, *arguments: Tensor | None) -> Kernel:
+        """Return what runs a function on tensors such as these, of which the first is a large one.
 
-        The first argument has the size of all that are not numbers.
+        Raises `NoCompilerError`, after one warning, if it cannot be compiled.
         """
-        result: Tensor | None
         if torch.compiler.is_compiling():  # the whole step, by somebody else
-            result = function(*arguments, variant)
-        else:
-            run = self.kernel(function, variant, *arguments)
-            result = run(*[tensor for tensor in arguments if tensor is not None])
-        return result
-
-    def kernel(self, function: Kernel, variant: Variant, *arguments: Tensor | None) -> Kernel:
-        """Return what `call` would run on the arguments that there are."""
+            return lambda *tensors: function(*tensors, variant)
         first = arguments[0]
         assert first is not None
         dtypes = tuple(None if tensor is None else tensor.dtype for tensor in arguments)
         key = (function, variant, dtypes, first.device, torch.get_num_threads())
         size = first.shape[0]
-        run = self._chosen.get((key, size))
-        if run is None:
-            run = self._chosen[key, size] = self._choose(key, arguments, size=size)
-        return run
+        chosen = self._chosen.get((key, size))
+        if chosen is None:
+            chosen = self._chosen[key, size] = self._choose(key, arguments, size=size)
+        return chosen
 
     def _choose(
         self,
-        key: tuple[Kernel, Variant, Any, Any, int],
+        key: tuple[Function, Variant, Any, Any, int],
         arguments: Sequence[Tensor | None],
         *,
         size: int,
-    ) -> Kernel:
-        """Return what runs a kernel on tensors of a new size, compiling it if it must be."""
+    ) -> _Compiled:
+        """Return the kernel for tensors of a new size, compiling it if it must be."""
         function, variant, *_ = key
         known = self._compiled.setdefault(key, [])
         for compiled in known:
             if compiled.is_good_for(arguments):
-                return compiled.run
+                return compiled
         try:
             compiled = _Compiled(function, variant, arguments, size=max(size, _TYPICAL))
         except InductorError as error:
@@ -411,7 +422,7 @@ class _Compiler:
             raise self._broken(f"the code is not for {size} elements")
         self.compilations += 1
         known.append(compiled)
-        return compiled.run
+        return compiled
 
     def _broken(self, reason: str) -> NoCompilerError:
         self.is_broken = True
