@@ -17,10 +17,12 @@ import problems
 from golden.test_golden import ELEMENTWISE, ORTHOGONAL, flat, name, run, shaped
 from mars import MARS
 from mars.optim.engines import compiled
+from mars.optim.engines import compiler as compiler_module
+from mars.optim.engines.compiler import Compiler
 from mars.optim.routing import Route, engine_of
 from problems import LEAN, TYPES, assert_close, parameters, train, trained
 
-SMALLEST, TYPICAL = compiled._SMALLEST, compiled._TYPICAL
+SMALLEST, TYPICAL = compiled._SMALLEST, compiler_module.TYPICAL
 PLAIN = compiled.Variant(folded=False, squares_gradient=False)
 SHAPES = ((8, 9), (9, 8), (5, 3, 4), (37,), (3,))
 
@@ -35,9 +37,9 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _kernels_for_small_tensors(monkeypatch):
     # The tests' tensors are small; leave only those to the eager engine that are tiny. What is
-    # compiled for them must not stay on disk: see _TYPICAL.
+    # compiled for them must not stay on disk: see TYPICAL.
     monkeypatch.setattr(compiled, "_SMALLEST", 16)
-    monkeypatch.setattr(compiled, "_TYPICAL", 16)
+    monkeypatch.setattr(compiler_module, "TYPICAL", 0)
     monkeypatch.setattr(inductor_config, "fx_graph_cache", False)
     yield
     assert not compiled._compiler.is_broken, "the eager engine stood in for the compiled one"
@@ -145,8 +147,8 @@ def run_kernel(compiler, function, *arguments):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("first", [SMALLEST, 3_000_001])
 def test_one_compilation_serves_every_size_of_use(first, dtype, monkeypatch):
-    monkeypatch.setattr(compiled, "_TYPICAL", TYPICAL)
-    compiler = compiled._Compiler()
+    monkeypatch.setattr(compiler_module, "TYPICAL", TYPICAL)
+    compiler = Compiler()
     generator = torch.Generator().manual_seed(first)
     wide = torch.float32 if dtype == torch.bfloat16 else dtype
     numbers = torch.rand(len(compiled.Numbers._fields), generator=generator).to(wide)
@@ -167,7 +169,7 @@ def test_one_compilation_serves_every_size_of_use(first, dtype, monkeypatch):
 
 
 def test_a_kernel_is_compiled_again_where_its_assumptions_do_not_hold():
-    compiler = compiled._Compiler()
+    compiler = Compiler()
     numbers = torch.rand(len(compiled.Numbers._fields))
     for size in (40, 50, 1024, 40, 2000):  # the first two have no whole row
         grad, last_grad = torch.randn(2, size)
@@ -177,8 +179,8 @@ def test_a_kernel_is_compiled_again_where_its_assumptions_do_not_hold():
 
 
 def test_a_kernel_is_compiled_again_for_another_number_of_threads(monkeypatch):
-    monkeypatch.setattr(compiled, "_TYPICAL", TYPICAL)
-    compiler = compiled._Compiler()
+    monkeypatch.setattr(compiler_module, "TYPICAL", TYPICAL)
+    compiler = Compiler()
     numbers = torch.rand(len(compiled.Numbers._fields))
     grad, last_grad = torch.randn(2, 2**17)
     threads = torch.get_num_threads()
@@ -245,7 +247,7 @@ def test_without_a_compiler_the_eager_engine_takes_over_with_one_warning(tmp_pat
 def test_a_compiler_that_fails_at_any_kernel_leaves_the_step_whole(mars_type, form, monkeypatch):
     options = {"steps": 2, "shapes": SHAPES, "mars_type": mars_type, **form}
     expected, _ = trained(**options)
-    compiles = compiled._Compiled.__init__
+    compiles = compiler_module._Compiled.__init__
     names = {"_scale", "_step", "_momentum", "_move"}
     for broken in names:
 
@@ -255,8 +257,8 @@ def test_a_compiler_that_fails_at_any_kernel_leaves_the_step_whole(mars_type, fo
             compiles(self, function, *rest, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(compiled._Compiled, "__init__", fails)
-            patch.setattr(compiled, "_compiler", compiled._Compiler())
+            patch.setattr(compiler_module._Compiled, "__init__", fails)
+            patch.setattr(compiled, "_compiler", Compiler())
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 actual, _ = trained(**options, fused=True)

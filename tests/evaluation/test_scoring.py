@@ -55,6 +55,21 @@ def test_scores_equal_their_definition(batch_size):
     assert_same(found, [defined(pair) for pair in pairs])
 
 
+def test_an_answer_is_summed_in_float32_as_lm_eval_sums_it(monkeypatch):
+    pairs = random_pairs(20, seed=5)
+    every: list[torch.Tensor] = []
+
+    def recorded(*arguments):
+        found, hits = token_scores(*arguments)
+        every.append(found)
+        return found, hits
+
+    monkeypatch.setattr(scoring, "token_scores", recorded)
+    found = [score(MODEL, [pair], compute=Compute())[0].log_likelihood for pair in pairs]
+    assert found == [float(own.sum()) for own in every]
+    assert found != [float(own.double().sum()) for own in every]
+
+
 def test_the_order_of_requests_is_kept():
     pairs = random_pairs(30, seed=1)
     straight = score(MODEL, pairs, compute=Compute(batch_size=4))
