@@ -25,6 +25,8 @@ from mars.config.errors import RefusedError
 from mars.optim.options import MarsType
 
 TINY = "40Kx10"
+# Tensors that are just large enough for a compiled kernel.
+LEAST_COMPILED = "400Kx10"
 
 
 def bench(tmp_path_factory, *arguments: str) -> SimpleNamespace:
@@ -56,7 +58,7 @@ def matrices(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fused(tmp_path_factory):
     engines = ("fused", "lean-fused")
-    more = ("--sizes", TINY, "--no-ports", "--steps", "2", "--rounds", "2")
+    more = ("--sizes", LEAST_COMPILED, "--no-ports", "--steps", "2", "--rounds", "2")
     return bench(tmp_path_factory, "--types", "mars-adamw", "--engines", *engines, *more)
 
 

@@ -95,6 +95,8 @@ def test_transformers_computes_our_logits(config, tmp_path):
     loaded, info = GPT2LMHeadModel.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not info["missing_keys"] | info["unexpected_keys"] | info["mismatched_keys"]
     assert loaded.config.scale_attn_by_inverse_layer_idx == config.scale_attention_by_layer
+    # The very operation, not the same function in other steps.
+    assert loaded.config.activation_function == "gelu_pytorch_tanh"
     given = tokens(config)
     torch.testing.assert_close(loaded.eval()(given).logits, model(given), rtol=1e-5, atol=1e-5)
 
@@ -196,6 +198,19 @@ def test_a_silent_config_means_the_defaults_of_transformers():
         dropout=0.1,
         scale_attention_by_layer=False,
     )
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_pytorch_tanh", None])
+def test_the_activation_has_two_names_and_a_default(name, folder):
+    before = load_huggingface(folder)
+    rewrite_config(folder, activation_function=name)
+    if name is None:
+        path = folder / "config.json"
+        values = json.loads(path.read_text())
+        del values["activation_function"]
+        path.write_text(json.dumps(values))
+    given = tokens(before.config)
+    assert torch.equal(load_huggingface(folder)(given), before(given))
 
 
 # Refusals

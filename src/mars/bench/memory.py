@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,10 +37,9 @@ def available_bytes() -> int:
 def give_back_memory() -> None:
     """Free what nothing refers to, and have the C library return it to the system if it can."""
     gc.collect()
-    # glibc's alone. It keeps freed blocks of megabytes, gigabytes of them, in case they are wanted.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if platform.libc_ver()[0] == "glibc":
+        # It keeps freed blocks of megabytes, gigabytes of them, in case they are wanted again.
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def total_bytes() -> int | None:

@@ -38,13 +38,16 @@ _BIAS = "bias"
 # Keys with the one value that the model here computes; transformers has it where a file is silent.
 _FIXED = {
     "model_type": "gpt2",
-    "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
     "reorder_and_upcast_attn": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
+# One function under two names: transformers computes the first by the operation that the model here
+# uses, so that logits are equal to the last bit, and the second, its default, in steps.
+_ACTIVATION = "activation_function"
+_ACTIVATIONS = ("gelu_pytorch_tanh", "gelu_new")
 _END_OF_TEXT = 50256
 
 # transformers multiplies by Conv1D weights from the other side than nn.Linear.
@@ -104,6 +107,7 @@ def to_huggingface_config(config: Model) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         **_FIXED,
+        _ACTIVATION: _ACTIVATIONS[0],
         **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
         **dict.fromkeys(_DROPOUTS, config.dropout),
         _SCALED: config.scale_attention_by_layer,
@@ -119,6 +123,9 @@ def from_huggingface_config(values: Mapping[str, Any]) -> Model:
     for key, expected in _FIXED.items():
         if values.get(key, expected) != expected:
             raise _unsupported(key, values[key], expected)
+    activation = values.get(_ACTIVATION, "gelu_new")
+    if activation not in _ACTIVATIONS:
+        raise _unsupported(_ACTIVATION, activation, " or ".join(_ACTIVATIONS))
     sizes = {ours: _whole_number(values, theirs) for ours, theirs in _SIZES.items()}
     inner = values.get("n_inner")
     if inner is not None and inner != 4 * sizes["width"]:

@@ -157,7 +157,9 @@ def gather(
         matrix = way.rule in MATRIX_RULES
         step = state[param]["step"]
         layout = layout_of(param)
-        key: tuple[object, ...] = (way.rule, way.reduced, param.device, param.dtype, count, layout)
+        engine = engine_of(param, group, way)
+        key: tuple[object, ...] = (way.rule, way.reduced, engine, count, layout)
+        key += (param.device, param.dtype)
         if matrix:
             key += (param.shape,)  # equal shapes are orthogonalised as one batch
         elif _host_reads(step, group):
@@ -169,7 +171,7 @@ def gather(
             numbers = recipe(way, group, lr=lr, step=step, count=count)
             buckets[key] = Bucket(
                 numbers,
-                engine=engine_of(param, group, way),
+                engine=engine,
                 batched=group["foreach"] is not False,
                 sliceable=not group["differentiable"],
                 layout=layout,

@@ -6,6 +6,7 @@ everything the arithmetic needs, and nothing it has to look up.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mars.optim.options import Clip, Group, Role, SecondMoment, check_gamma
-from mars.optim.sharding import is_divided
+from mars.optim.sharding import is_divided, local
 
 Rule = Literal["adamw", "lion", "shampoo", "muon"]
 # Where g_prev comes from: kept from the last step, evaluated for this one, or folded into the
@@ -27,6 +28,9 @@ _RULE_OF_TYPE: dict[str, Rule] = {
     "mars-shampoo": "shampoo",
     "mars-m": "muon",
 }
+# Below this many elements a compiled kernel's call costs more than its work, and the eager engine
+# takes several tensors at a time. The kernels' own limit is 16,452 (see `engines.compiled`).
+SMALLEST_COMPILED = 2**15
 MATRIX_RULES: tuple[Rule, ...] = ("shampoo", "muon")
 
 
@@ -103,14 +107,22 @@ def engine_of(param: Tensor, group: Group, way: Route) -> Engine:
     """Return the engine that moves a parameter.
 
     The default is the eager engine: it needs no compiler and no warm-up. It also does what is
-    local of matrices that several ranks hold, where the products and the network take the time.
+    local of matrices that several ranks hold, where the products and the network take the time, and
+    tensors too small for a kernel of their own.
     """
     if not group["fused"]:
         return "eager"
     if way.rule in MATRIX_RULES and is_divided(param, group["process_group"]):
         return "eager"
     # torch calls ROCm devices "cuda" too.
-    return "triton" if param.device.type == "cuda" and find_spec("triton") else "compiled"
+    if param.device.type == "cuda" and _has_triton():
+        return "triton"
+    return "compiled" if local(param).numel() >= SMALLEST_COMPILED else "eager"
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def learning_rate(way: Route, group: Group) -> float | Tensor:

@@ -22,9 +22,6 @@ from mars.optim.rules.adamw import bias_correction
 # One parameter's flat tensors in the order of the kernels' arguments; None for what it has not.
 Streams = list[Tensor | None]
 
-# Below this a call costs more than the work; the eager engine batches such tensors.
-_SMALLEST = 2**15
-
 # The sum of squares goes through a tensor in rows, and adds the parts of a row before it
 # accumulates: one accumulator would leave the memory waiting for the adder, and long rows leave the
 # prefetcher behind. Rows in order give every core the part of the tensor that pass two gives it:
@@ -57,14 +54,15 @@ class Variant:
     """What distinguishes one compiled kernel from another, beside which tensors it is given."""
 
     folded: bool
+    stored: bool
     squares_gradient: bool
 
 
 def run_(bucket: Bucket, scales: Tensor | None = None) -> None:
     """Take one step on a bucket, as `eager.run_` does.
 
-    What the kernels are not made for (small tensors, tensors without one dense layout, complex
-    matrices) goes to the eager engine; so does everything where no compiler works.
+    What the kernels are not made for (tensors without one dense layout, complex matrices) goes to
+    the eager engine; so does everything where no compiler works.
     """
     count = len(bucket.tensors.params)
     streams = {i: own for i in range(count) if (own := _streams(bucket, i)) is not None}
@@ -84,7 +82,9 @@ def _streams(bucket: Bucket, index: int) -> Streams | None:
     """Return a parameter's flat tensors if the kernels are made for them."""
     tensors = bucket.tensors
     param = tensors.params[index]
-    if _compiler.is_broken or param.numel() < _SMALLEST or param.is_complex():
+    # Generated code reads memory: a sign that is yet to be applied would be lost.
+    is_lazy = tensors.grads[index].is_neg()
+    if _compiler.is_broken or is_lazy or param.is_complex():
         return None
     # Directions of matrices come out in row-major order, and what a flag may undo is kept whole.
     plain = param.is_contiguous() and bucket.keep_flag is None
@@ -108,7 +108,7 @@ def _elementwise_(bucket: Bucket, streams: dict[int, Streams], scales: Tensor | 
     """Take one step by an elementwise rule."""
     numbers = _numbers(bucket.recipe, like=bucket.tensors.exp_avgs[0])
     variant = _variant(bucket.recipe)
-    keep = bucket.keep_flag
+    keep = None if bucket.keep_flag is None else bucket.keep_flag.to(numbers.device)
     planned = []
     for i, own in streams.items():
         clip = _Clip(bucket.recipe, own, numbers, None if scales is None else scales[i : i + 1])
@@ -172,6 +172,7 @@ class _Clip:
 def _variant(recipe: Recipe) -> Variant:
     return Variant(
         folded=recipe.previous == "folded",
+        stored=recipe.previous == "stored",
         squares_gradient=recipe.second_moment == "gradient",
     )
 
@@ -205,8 +206,8 @@ def _numbers(recipe: Recipe, *, like: Tensor) -> Tensor:
     return torch.stack(each)
 
 
-# The kernels: functions of one parameter's tensors, which they write by copy_ at their end. The
-# variant comes last, as the default that `_Compiler.kernel` gives it.
+# The kernels: functions of one parameter's tensors, which they write by copy_ at their end, and of
+# a variant.
 
 
 def _step(
@@ -225,7 +226,7 @@ def _step(
     g = n.sign * grad.to(exp_avg.dtype)
     m, squared = _moment(variant, g, last_grad, exp_avg, n, scale)
     written = [(exp_avg, m - n.next_gamma * g if variant.folded else m)]
-    if last_grad is not None:
+    if last_grad is not None and variant.stored:
         written.append((last_grad, g))
     if exp_avg_sq is None:
         direction = m.sign()
@@ -297,7 +298,7 @@ def _momentum(
     g = n.sign * grad.to(exp_avg.dtype)
     m, _ = _moment(variant, g, last_grad, exp_avg, n, scale)
     exp_avg.copy_(m)
-    if last_grad is not None:
+    if last_grad is not None and variant.stored:
         last_grad.copy_(g.to(last_grad.dtype))
 
 

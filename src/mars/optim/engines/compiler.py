@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.exc import InductorError
 from torch.fx.experimental.proxy_tensor import make_fx
 
 # A kernel as it is written, with a variant as its last argument, and as it is called.
@@ -113,8 +112,9 @@ class Compiler:
                 return compiled
         try:
             compiled = _Compiled(function, variant, arguments, size=TYPICAL or size)
-        except InductorError as error:
-            raise self._broken(str(error).strip().splitlines()[0]) from error
+        except Exception as error:  # of tracing, of the compiler, of the disk: nothing is written
+            reason = str(error).strip() or type(error).__name__
+            raise self._broken(reason.splitlines()[0]) from error
         if not compiled.is_good_for(arguments):
             raise self._broken(f"the code is not for {size} elements")
         self.compilations += 1

@@ -120,7 +120,8 @@ def _update_blocks_(blocks: list[Tensors], divisor: Tensor | None, *, recipe: Re
     """Take one step on the blocks of one large tensor, as `_clipped` and `_update_` do on many.
 
     No memory is taken: c stands where the previous gradient stood until this gradient takes its
-    place. c~ is c over ``divisor``, which is found here if the clip is this tensor's own.
+    place, so a step that is interrupted here has lost the previous gradient. c~ is c over
+    ``divisor``, which is found here if the clip is this tensor's own.
     """
 
     def correct_(block: Tensors) -> Tensor:

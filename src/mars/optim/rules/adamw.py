@@ -59,6 +59,8 @@ def torch_step_(
         maximize=False,
         grad_scale=divisor,
     )
+    # torch's kernel leaves out what tells autograd that a tensor it has saved is not the same.
+    torch.autograd.graph.increment_version(tensors.params)
 
 
 def step_tensor(recipe: Recipe, *, like: Tensor) -> Tensor:
