@@ -7,8 +7,10 @@ import torch
 
 from mars.config import presets
 from mars.config.check import check
-from mars.config.schema import OptimizerName
+from mars.config.errors import RefusedError
+from mars.config.schema import Data, OptimizerName
 from mars.models.gpt2 import GPT2
+from mars.training.build import open_corpus
 from mars.training.optimizers import build_optimizer
 from mars.training.schedule import factor
 
@@ -50,3 +52,16 @@ def test_every_optimizer_has_every_family():
         for size in SIZES:
             for corpus in ("openwebtext", "fineweb-edu"):
                 assert f"gpt2-{size}-{corpus}-{optimizer}" in names
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("data/fineweb-edu", "mars prepare fineweb-edu --out data/fineweb-edu"),
+        ("data/openwebtext", "mars prepare openwebtext --out data/openwebtext"),
+        ("data/mine", "mars prepare text --input FILES --out data/mine"),
+    ],
+)
+def test_an_absent_corpus_comes_with_the_command_that_makes_it(path, command):
+    with pytest.raises(RefusedError, match=f"such as {command}$"):
+        open_corpus(Data(path=path), tell=print)

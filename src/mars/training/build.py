@@ -10,6 +10,7 @@ import torch
 from mars import MARS
 from mars.config.errors import RefusedError
 from mars.config.schema import Data, Run
+from mars.data.corpora import PUBLISHED
 from mars.data.corpus import Corpus
 from mars.data.prepare import prepare_stdlib
 from mars.data.sampler import Batches, Sampler, validation_windows
@@ -65,9 +66,11 @@ def open_corpus(data: Data, *, tell: Tell) -> Corpus:
         return Corpus.open(path)
     if data.prepare == "stdlib":
         return prepare_stdlib(path, tell=tell)
+    # The presets' folders are named after the corpora that they are trained on.
+    way = path.name if path.name in PUBLISHED else "text --input FILES"
     raise RefusedError(
         f"data.path = {data.path!r} does not exist; make it with mars prepare, such as "
-        f"mars prepare text --input FILES --out {data.path}"
+        f"mars prepare {way} --out {data.path}"
     )
 
 
